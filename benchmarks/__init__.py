@@ -22,6 +22,7 @@ NAMES = (
     "scrolls",
     "ensemble",
     "streaming",
+    "checkpoints",
     "targets",
     "losses",
     "ssl_losses",

@@ -43,7 +43,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(threads)
     validations = [line for line in toy.log_lines(folder / "one") if line["event"] == "validation"]
     (folder / "samples.json").write_text(json.dumps(sum(together.Together.validated) // len(validations)))
-    cut_after(shutil.copytree(folder / "one", folder / "handed-on"), 6)
+    together.cut_after(shutil.copytree(folder / "one", folder / "handed-on"), 6)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
         subprocess.Popen(
@@ -57,43 +57,9 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def cut_after(run: Path, step: int) -> Path:
-    """The run as it stood at `step`."""
-    for checkpoint in run.glob("checkpoints/step-*"):
-        if int(checkpoint.name.removeprefix("step-")) > step:
-            shutil.rmtree(checkpoint)
-    (run / "checkpoints" / "best.json").unlink()
-    return run
-
-
-def assert_close_runs(one: Path, other: Path) -> None:
-    """Equal but for rounding in float64: every number of the log, every tensor of the last checkpoint."""
-    lines, others = toy.log_lines(one), toy.log_lines(other)
-    assert len(lines) == len(others) > 10
-    for line, line2 in zip(lines, others, strict=True):
-        values, values2 = flat(line), flat(line2)
-        assert values.keys() == values2.keys()
-        for name, value in values.items():
-            wanted = pytest.approx(value, rel=1e-9, abs=1e-12) if isinstance(value, float) else value
-            assert values2[name] == wanted, (name, line)
-    (_, tensors), (_, tensors2) = toy.final_state(one), toy.final_state(other)
-    learned = [name for name in tensors if name.startswith(("model.", "ema.", "optimizer."))]
-    assert len(learned) > 20
-    for name in learned:
-        np.testing.assert_allclose(np.asarray(tensors[name]), np.asarray(tensors2[name]), 1e-9, 1e-12, err_msg=name)
-
-
-def flat(value: object, name: str = "") -> dict[str, object]:
-    """Nested values by dotted name."""
-    if isinstance(value, (dict, list)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {k: v for key, inner in items for k, v in flat(inner, f"{name}.{key}").items()}
-    return {name: value}
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_processes_learn_what_one_does(strategy: str, both: Path) -> None:
-    assert_close_runs(both / "one", both / strategy)
+    together.assert_close_runs(both / "one", both / strategy)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -133,14 +99,14 @@ def test_what_is_random_differs_between_processes(both: Path) -> None:
 
 
 def test_one_process_goes_on_with_a_run_of_two_and_two_with_a_run_of_one(both: Path, tmp_path: Path) -> None:
-    assert_close_runs(both / "one", both / "handed-on")
-    run = cut_after(shutil.copytree(both / "fsdp", tmp_path / "run"), 6)
+    together.assert_close_runs(both / "one", both / "handed-on")
+    run = together.cut_after(shutil.copytree(both / "fsdp", tmp_path / "run"), 6)
     toy.run(together.settings(1), run, project=together.Together, resume=True)
-    assert_close_runs(both / "one", run)
+    together.assert_close_runs(both / "one", run)
 
 
 def test_another_global_batch_is_refused(both: Path, tmp_path: Path) -> None:
-    run = cut_after(shutil.copytree(both / "fsdp", tmp_path / "run"), 6)
+    run = together.cut_after(shutil.copytree(both / "fsdp", tmp_path / "run"), 6)
     with pytest.raises(BadInput, match=r"train.batch_size times train.devices: 8 in the run, 4 now"):
         toy.run(together.settings(1, train__batch_size=4), run, project=together.Together, resume=True)
 

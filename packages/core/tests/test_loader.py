@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -16,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, OutOfSpace, RunnerError, SampleSpec
-from runner_core.data.loader import Loader
+from runner_core.base.workers import Packed, Workers
+from runner_core.data.loader import Loader, Sequences
 from runner_core.data.sampling import order
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
@@ -317,3 +320,86 @@ def test_batches_that_memory_cannot_hold_are_refused_before_it_is_taken(setting,
     monkeypatch.setattr("runner_core.data.loader.available_ram", lambda: size)
     with pytest.raises(OutOfSpace, match=r"set train.prefetch to 0"):
         Loader(samples, batch_size=1, **more)
+
+
+# ---------------------------------------------------------------- what workers are sent, and the next epoch's order
+
+
+class Doubles:
+    """Work with a large array; `write` changes it in one worker alone."""
+
+    def __init__(self, table):
+        self.table, self.small = table, np.arange(3)
+
+    def __call__(self, task):
+        number, write = task
+        if write:
+            self.table[number] = -1
+        return os.getpid(), int(self.table[number]), self.small.tolist(), self.table.flags.writeable
+
+
+def test_workers_share_large_arrays_but_not_what_they_write():
+    table = np.arange(1_000_000)
+    workers = Workers(Doubles(table), 2, "test")
+    try:
+        for write in (True, False, True, False):
+            tickets = [workers.submit((7, write)), workers.submit((8, write))]
+            done = dict(workers.receive() for _ in tickets)
+            assert {pid for pid, *_ in done.values()} == set(workers.pids)
+            assert [done[ticket][2] for ticket in tickets] == [[0, 1, 2]] * 2
+        assert [done[ticket][1] for ticket in tickets] == [-1, -1]
+        _, value, _, writeable = next(iter([workers.submit((8, False)) and workers.receive()[1]]))
+        assert (value, writeable) == (8, True), "worker 0 wrote 7, not 8"
+    finally:
+        workers.close()
+    assert table[7:9].tolist() == [7, 8]
+
+
+def test_nothing_large_is_pickled():
+    packed = Packed({"numbers": np.arange(100_000), "turned": np.asfortranarray(np.eye(500)), "text": "x"})
+    with mock.patch("multiprocessing.reduction.DupFd", lambda descriptor: Kept(os.dup(descriptor))):
+        build, arguments = packed.__reduce__()
+        again, others = packed.__reduce__()
+    assert len(arguments[0]) < 2000
+    assert arguments[3] is others[3], "one memory for all workers"
+    for found in (build(*arguments), again(*others)):
+        assert np.array_equal(found["numbers"], np.arange(100_000))
+        assert np.array_equal(found["turned"], np.eye(500))
+        assert found["turned"].flags.f_contiguous
+
+
+class Kept:
+    def __init__(self, descriptor):
+        self._descriptor = descriptor
+
+    def detach(self):
+        return self._descriptor
+
+
+def test_the_next_order_is_computed_while_an_epoch_is_trained():
+    asked, may, threads = [], threading.Event(), []
+
+    def compute(epoch):
+        asked.append(epoch)
+        threads.append(threading.current_thread() is threading.main_thread())
+        if epoch == 1:
+            assert may.wait(60)
+        return np.full(3, epoch)
+
+    sequences = Sequences(compute, epochs=3)
+    assert sequences.of(0).tolist() == [0, 0, 0], "without waiting for epoch 1"
+    assert sequences.of(0).tolist() == [0, 0, 0]
+    may.set()
+    assert sequences.of(1).tolist() == [1, 1, 1]
+    assert sequences.of(2).tolist() == [2, 2, 2]
+    assert sequences.of(2).tolist() == [2, 2, 2]
+    assert asked == [0, 1, 2], "each once, none after the last"
+    assert threads == [True, False, False]
+    assert sequences.of(0).tolist() == [0, 0, 0], "any other epoch too"
+
+
+def test_an_order_that_fails_fails_when_it_is_needed():
+    sequences = Sequences(lambda epoch: np.empty(-1 if epoch else 3), epochs=2)
+    assert len(sequences.of(0)) == 3
+    with pytest.raises(ValueError, match="negative dimensions"):
+        sequences.of(1)

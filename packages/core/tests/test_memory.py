@@ -95,6 +95,7 @@ def test_the_parts_of_a_training_on_a_gpu():
         ({"validation_batch": 8}, "the same of validation", 32),
         ({"workers": 2}, "worker processes", 240),  # one for validation
         ({"cache": "memory"}, "data set in memory", 500),
+        ({"background": True}, "a copy to write checkpoints from", 30),
     ],
 )
 def test_what_settings_change(change, name, bytes):
@@ -475,3 +476,12 @@ def test_a_sketch_is_of_the_median_record(tmp_path, monkeypatch):
     assert data.statistics == {"mean": 7.0}
     with pytest.raises(BadInput, match="no records to train on"):
         memory.sketch(Setup, records, {"validation": [0]}, cache)
+
+
+def test_the_copy_that_checkpoints_are_written_from_stays_and_can_be_switched_off():
+    waits, copies = parts(asked(), facts()), parts(asked(background=True), facts())
+    assert total(copies, "host") - total(waits, "host") == 30 * MB
+    has = {"host": round((total(waits, "host") + 10 * MB) / 0.95), "disk": 10_000 * MB}
+    assert "checkpoint.background" in str(
+        remedies(asked(background=True), facts(has), "host", splittable=False, recompute="")
+    )

@@ -35,12 +35,16 @@ from runner_core.training.timing import kept_block
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "data_toy"))
 from rows_toy import RowsToy, write_volumes
+from several import Threads, together
 from stream_toy import fields, image, open_fields, write_fields
 
 Mark = Callable[[Any], None]
 CONFIG, BLOCK, LAST, KEEP = "project: toy\n", 7, 6, 2
+WRITERS, DIVIDED = 2, (3, 5)
+"""Threads, in place of processes, that write the checkpoints of some steps together."""
 BETTER = (1, 3, 4)
 """Steps at which the metric improved."""
 
@@ -66,6 +70,20 @@ class Format(SafetensorsFiles):
         except OSError as error:  # as the Rust code says it
             raise SafetensorError(f"I/O error: {error.strerror} (os error {error.errno})") from error
 
+    def write_part(self, folder: Path, state: State, number: int, count: int) -> Sequence[Path]:
+        rows = self.write_tensors(folder, {name: state.tensors[name] for name in state.divided}, f"-{number}")
+        return rows if number else [*rows, *self.write_files(folder, State(state.values, {}))]
+
+    def read_rows(self, folder: Path) -> State:
+        return self.read(folder)
+
+    def read(self, folder: Path, device: str = "cpu") -> State:
+        found = super().read(folder)
+        parts = [self.read_tensors(folder, device, f"-{number}") for number in range(WRITERS)]
+        names = {name for part in parts for name in part}
+        joined = {name: np.concatenate([part[name] for part in parts]) for name in names}
+        return State(found.values, found.tensors | joined)
+
     def load(self, file: Path, device: str) -> Any:
         return load_file(file)
 
@@ -74,6 +92,23 @@ def state(step: int) -> State:
     """Return the content of the checkpoint of a step."""
     tensors = {"model.w": np.full(700, step, np.float32), "optimizer.m": np.arange(300) * step}
     return State({"step": step}, tensors)
+
+
+def save_checkpoint(checkpoints: Checkpoints, step: int, best: bool) -> None:
+    """Save one alone; those of `DIVIDED` by threads that each write some rows."""
+    if step not in DIVIDED:
+        checkpoints.save(state(step), step, 0, None, best)
+        return
+    whole = state(step)
+    shapes = {name: tensor.shape for name, tensor in whole.tensors.items()}
+
+    def part(team: Threads) -> None:
+        rows = {name: np.array_split(tensor, WRITERS)[team.number] for name, tensor in whole.tensors.items()}
+        checkpoints.save(State(whole.values, rows, shapes), step, 0, None, best, team)
+
+    for error in together(WRITERS, part):
+        if error is not None:
+            raise error
 
 
 class Run:
@@ -103,7 +138,7 @@ class Run:
         for validated in (0, step) if step == 4 else (step,):  # a signal came before the validation of step 4
             best = step in BETTER and validated > 0
             log.event("checkpoint", step, {"validated": validated})
-            checkpoints.save(state(step), step, 0, None, best)
+            save_checkpoint(checkpoints, step, best)
             mark(("saved", step))
             if best:
                 mark(("best", step))

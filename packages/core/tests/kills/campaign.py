@@ -68,6 +68,11 @@ class Cell:
         return f"{self.engine}, {self.processes} process(es), {self.workers} workers, {self.data}"
 
     @property
+    def strategy(self) -> str:
+        """With fsdp each of two processes writes a part of every checkpoint: in half of the cells."""
+        return "fsdp" if self.workers else "ddp"
+
+    @property
     def share(self) -> int:
         """How often it comes: the more, the cheaper."""
         return {(1, 0): 16, (1, 2): 2, (2, 0): 2, (2, 2): 1}[self.processes, self.workers]
@@ -82,6 +87,8 @@ class Cell:
             *_SETTINGS,
             "--train.workers",
             str(self.workers),
+            "--train.strategy",
+            self.strategy,
             *mode,
             "--cache.workers",
             str(max(1, self.workers)),

@@ -1,13 +1,15 @@
 """A project with a teacher and a loss over the whole batch, and what two processes do with it for the tests.
 
 `python together_toy.py FOLDER NUMBER` is one of the two; all it does goes into FOLDER, in which `handed-on` is a run of
-one process to go on with.
+one process to go on with. `python together_toy.py FOLDER NUMBER COUNT RUN…` is one of COUNT (`divided`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import shutil
 import signal
 import sys
 from io import StringIO
@@ -22,6 +24,7 @@ from runner_core.base.errors import Stopped
 from runner_core.contract import Step
 from runner_core.contract.team import Place
 from runner_core.engines.torch import ranks
+from runner_core.engines.torch.checkpoint import SafetensorsFormat
 from runner_core.engines.torch.metrics import TorchFunctionMetric
 from runner_core.engines.torch.team import TorchTeam
 from runner_core.output import display
@@ -164,6 +167,66 @@ def main(folder: Path, number: int) -> None:
     TorchTeam.leave(team)
 
 
+def cut_after(run: Path, step: int) -> Path:
+    """The run as it stood at `step`."""
+    for checkpoint in run.glob("checkpoints/step-*"):
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
+    (run / "checkpoints" / "best.json").unlink()
+    return run
+
+
+def assert_close_runs(one: Path, other: Path) -> None:
+    """Equal but for rounding in float64: every number of the log, every tensor of the last checkpoint."""
+    lines, others = toy.log_lines(one), toy.log_lines(other)
+    assert len(lines) == len(others) > 10
+    for line, line2 in zip(lines, others, strict=True):
+        values, values2 = flat(line), flat(line2)
+        assert values.keys() == values2.keys()
+        for name, value in values.items():
+            near = math.isclose(value, values2[name], rel_tol=1e-9, abs_tol=1e-12) if type(value) is float else None
+            assert values2[name] == value if near is None else near, (name, line)
+    (_, tensors), (_, tensors2) = toy.final_state(one), toy.final_state(other)
+    learned = [name for name in tensors if name.startswith(("model.", "ema.", "optimizer."))]
+    assert len(learned) > 20
+    for name in learned:
+        np.testing.assert_allclose(np.asarray(tensors[name]), np.asarray(tensors2[name]), 1e-9, 1e-12, err_msg=name)
+
+
+def flat(value: object, name: str = "") -> dict[str, object]:
+    """Nested values by dotted name."""
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, inner in items for k, v in flat(inner, f"{name}.{key}").items()}
+    return {name: value}
+
+
+SIX = {"train__batch_size": 6, "checkpoint__every_steps": 2, "checkpoint__keep": 99}
+"""A batch that two processes can divide, and three."""
+
+
+def divided(folder: Path, number: int, count: int, runs: list[str]) -> None:
+    """Train these runs with fsdp, or go on with those that are there; in `full` the second process finds no room at
+    step 4."""
+    torch.set_num_threads(1)
+    place = Place(number, count, number, count, f"file://{folder / f'meeting-{count}'}")
+    team = Kept(place, torch.device("cpu"), 120.0)
+    write = SafetensorsFormat.write_part
+
+    def full(form, path, state, *more):
+        if number == 1 and "step-00000004" in path.name:
+            raise OSError(28, "No space left on device")
+        return write(form, path, state, *more)
+
+    for run in runs:
+        SafetensorsFormat.write_part = full if run == "full" else write
+        mine = SIX | {"train__batch_size": 6 // count, "train__strategy": "fsdp"}
+        resume = (folder / run).exists()
+        team.every(None)
+        toy.run(settings(count, **mine), folder / run, project=Together, team=team, resume=resume)
+    TorchTeam.leave(team)
+
+
 def gathered(number: int) -> list:
     """Gradient of a loss over gathered features, as averaged over the processes afterwards."""
     torch.manual_seed(0)
@@ -177,4 +240,7 @@ def gathered(number: int) -> list:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    if sys.argv[3:]:
+        divided(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    else:
+        main(Path(sys.argv[1]), int(sys.argv[2]))

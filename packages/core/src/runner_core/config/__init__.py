@@ -202,6 +202,8 @@ class CheckpointConfig:
     """Steps between additional checkpoints. Default: none."""
     keep: Annotated[int, AtLeast(1)] = 3
     """Number of checkpoints to keep besides the best one."""
+    background: bool = True
+    """Write checkpoints while training goes on, from a copy of the state in host memory. False: training waits."""
 
 
 @dataclass

@@ -70,6 +70,8 @@ class State:
 
     values: dict[str, Json]
     tensors: Tensors = field(default_factory=dict)
+    divided: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Whole shapes of the tensors of which `tensors` holds only this process's rows, by name."""
 
 
 class CheckpointFormat(Protocol):
@@ -81,6 +83,25 @@ class CheckpointFormat(Protocol):
 
     def read(self, folder: Path, device: str = "cpu") -> State:
         """Return the state that `write` wrote, bit for bit; on `device` if the framework can read tensors there."""
+        ...
+
+
+@runtime_checkable
+class DividedFormat(Protocol):
+    """What a `CheckpointFormat` also has if each of several processes can write its rows of divided tensors.
+
+    Without it, the first process gathers whole tensors and writes them alone.
+    """
+
+    def write_part(self, folder: Path, state: State, number: int, count: int) -> Sequence[Path]:
+        """Write what process `number` of `count` holds, and return the files; the others write into the same folder.
+
+        Only the first has values and undivided tensors. `read` returns whole tensors.
+        """
+        ...
+
+    def read_rows(self, folder: Path) -> State:
+        """Return the state as `read` does, except that `Trainer.load_state` reads its rows of divided tensors later."""
         ...
 
 

@@ -213,6 +213,14 @@ class Trainer(Protocol):
         """
         ...
 
+    def hold(self, divided: bool) -> State:
+        """Return `state()` as copies in host memory, which stay as they are until the next call.
+
+        A thread writes them while training goes on. With `divided`, tensors of which each process has a part are not
+        gathered (`State.divided`). An engine without this method waits while its checkpoints are written.
+        """
+        ...
+
     def load_state(self, state: State) -> None:
         """Continue from a checkpoint as if training had never stopped."""
         ...

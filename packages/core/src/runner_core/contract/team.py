@@ -15,7 +15,9 @@ from runner_core.base.errors import PeerLost
 from runner_core.contract.values import Arrays, Json
 
 
-class Team(Protocol):
+class Exchange(Protocol):
+    """What the processes of a team tell each other in one thread of each."""
+
     number: int
     """Number of this process, from 0."""
     count: int
@@ -25,12 +27,18 @@ class Team(Protocol):
         """True in the process that writes and shows."""
         ...
 
-    def share(self, value: Json) -> Json:
-        """Return the first process's `value` in every process; waits for all, as long as it takes."""
-        ...
-
     def every(self, value: Json) -> list[Json]:
         """Return the values of all processes, in their order, in every process."""
+        ...
+
+
+class Team(Exchange, Protocol):
+    def aside(self) -> Exchange:
+        """Return another exchange, for a thread beside the training; all processes must call this."""
+        ...
+
+    def share(self, value: Json) -> Json:
+        """Return the first process's `value` in every process; waits for all, as long as it takes."""
         ...
 
     def every_arrays(self, arrays: Arrays) -> list[Arrays]:
@@ -70,6 +78,9 @@ class Alone:
     """A `Team` of one process."""
 
     number, count, first = 0, 1, True
+
+    def aside(self) -> Exchange:
+        return self
 
     def share(self, value: Json) -> Json:
         return value

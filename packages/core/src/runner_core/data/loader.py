@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from runner_core.base.background import Background
 from runner_core.base.errors import BadInput, OutOfSpace, RunnerError
 from runner_core.base.files import size_text
 from runner_core.base.resources import available_ram
@@ -171,6 +172,7 @@ class Loader:
         if pin is not None and workers:
             pin(self._ring.memory)
         self._active: Iterator[HostBatch] | None = None
+        self._sequences = Sequences(self._sequence, epochs if shuffle else 0)
         fill = _Fill(samples, augment, seed, self._ring if workers else None)
         self._fill = fill
         self._workers = Workers(fill, workers, "fill batches (train.workers)") if workers else None
@@ -221,15 +223,17 @@ class Loader:
 
     def _tasks(self, epoch: int, first_step: int) -> Iterator[tuple[int, int, Array]]:
         """Yield (epoch, position in the epoch's sequence, sample numbers) of each batch of this rank."""
-        if self._streamed is not None:
-            sequence = self._streamed.sequence(self.seed, epoch, self._count, self.shuffle)
-        else:
-            sequence = order(self.seed, epoch, len(self.samples), self._count, self.shuffle)
+        sequence = self._sequences.of(epoch)
         for step in range(first_step, self.steps_per_epoch):
             start = step * self._global_batch + self._rank * self._batch_size
             stop = min(start + self._batch_size, self._count)
             if stop > start:
                 yield epoch, start, sequence[start:stop]
+
+    def _sequence(self, epoch: int) -> Array:
+        if self._streamed is not None:
+            return self._streamed.sequence(self.seed, epoch, self._count, self.shuffle)
+        return order(self.seed, epoch, len(self.samples), self._count, self.shuffle)
 
     def _is_last_empty(self) -> bool:
         """Return True if this rank has no part of an epoch's last batch."""
@@ -306,6 +310,37 @@ class Loader:
             return  # the workers are gone, so nothing writes any more
         for _, slot, _ in pending:
             self._ring.free.append(slot)
+
+
+class Sequences:
+    """The sample numbers of epochs; those of the next epoch are computed in a thread while an epoch is trained.
+
+    A permutation of 10⁷ samples takes about half a second, and an order for streaming a few. `compute` is a pure
+    function of the epoch, of which there are `epochs`; NumPy lets other threads go on meanwhile.
+    """
+
+    def __init__(self, compute: Callable[[int], Array], epochs: int) -> None:
+        self._compute, self._epochs = compute, epochs
+        self._current: tuple[int, Array] | None = None
+        self._coming: tuple[int, Background, list[Array]] | None = None
+
+    def of(self, epoch: int) -> Array:
+        """Return the sequence of an epoch, and begin with the next one's."""
+        if self._current is None or self._current[0] != epoch:
+            self._current = epoch, self._taken(epoch)
+        if epoch + 1 < self._epochs and self._coming is None:
+            found: list[Array] = []
+            thread = Background("order of samples")
+            thread.begin(lambda: found.append(self._compute(epoch + 1)))
+            self._coming = epoch + 1, thread, found
+        return self._current[1]
+
+    def _taken(self, epoch: int) -> Array:
+        if self._coming is None:
+            return self._compute(epoch)
+        (coming, thread, found), self._coming = self._coming, None
+        thread.wait()
+        return found[0] if coming == epoch else self._compute(epoch)
 
 
 def epoch_length(length: int, batch_size: int, ranks: int, steps: int | None, drop_last: bool) -> tuple[int, int]:

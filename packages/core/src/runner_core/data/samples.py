@@ -12,7 +12,7 @@ from runner_core.base.text import shape_text
 from runner_core.contract import Array, Arrays, Samples, SampleSpec, Store, is_streamed
 from runner_core.data import coordinates
 from runner_core.data.cache.storage import LiveArray
-from runner_core.data.sampling import near_order, order, random_below, random_words
+from runner_core.data.sampling import near_order_of, order, random_below, random_words
 
 _MOST_AHEAD = 4096
 """Largest number of samples to look ahead; more would not help with a link that stalls for longer."""
@@ -42,7 +42,7 @@ class RecordSamples:
     def sequence(self, seed: int, epoch: int, count: int, shuffle: bool) -> Array:
         """Return `count` sample numbers (int64) of one epoch."""
         if self._stream is not None and shuffle:
-            return near_order(seed, epoch, self.record_of_sample, count, self._stream.block)
+            return near_order_of(seed, epoch, self._group_of_sample, count, self._stream.block)
         return order(seed, epoch, len(self), count, shuffle)
 
     @property
@@ -72,6 +72,11 @@ class RecordSamples:
         found = self._stream.usable(records, positions, epoch, self._all_records)
         self._replaced += int(np.count_nonzero(found != records))
         return found
+
+    @cached_property
+    def _group_of_sample(self) -> Array:
+        """Return each sample's record, numbered without gaps."""
+        return np.unique(self.record_of_sample, return_inverse=True)[1]
 
     @cached_property
     def _all_records(self) -> Array:

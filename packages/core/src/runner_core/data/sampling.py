@@ -46,8 +46,12 @@ def near_order(seed: int, epoch: int, groups: Array, count: int, block: int) -> 
     >>> near_order(0, 0, np.array([5, 5, 7, 7, 9, 9]), 6, block=1)
     array([1, 0, 2, 3, 4, 5])
     """
-    _, group = np.unique(groups, return_inverse=True)
-    number_of_groups = int(group.max(initial=-1)) + 1
+    return near_order_of(seed, epoch, np.unique(groups, return_inverse=True)[1], count, block)
+
+
+def near_order_of(seed: int, epoch: int, group: Array, count: int, block: int) -> Array:
+    """Return `near_order` of groups that are numbered from 0 without gaps, which takes long to do."""
+    groups, number_of_groups = group, int(group.max(initial=-1)) + 1
     if number_of_groups <= block:
         return order(seed, epoch, len(groups), count, shuffle=True)
     drawn = []

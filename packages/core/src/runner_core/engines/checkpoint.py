@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,37 +38,47 @@ class SafetensorsFiles(ABC):
 
     def write(self, folder: Path, state: State) -> None:
         """Write the files; raise OSError, with its errno, if the disk is full."""
+        self.write_files(folder, state)
+
+    def write_files(self, folder: Path, state: State) -> Sequence[Path]:
+        """Do what `write` does, and return the files."""
         tensors, shared = self.apart(state.tensors)
         text = json.dumps({"shared": shared, "values": state.values})
         (folder / STATE).write_text(text, encoding="utf-8")
+        return [folder / STATE, *self.write_tensors(folder, tensors)]
+
+    def write_tensors(self, folder: Path, tensors: Tensors, ending: str = ".safetensors") -> Sequence[Path]:
+        """Write tensors that share no memory, in one file for each of `PARTS`, and return the files."""
         parts: dict[str, Tensors] = {}
         for name, tensor in tensors.items():
             part, inner = _place(name)
             parts.setdefault(part, {})[inner] = tensor
         for part, content in parts.items():
-            self._save(content, folder / f"{part}.safetensors")
+            self._save(content, folder / f"{part}{ending}")
             # safetensors makes files that only their owner can read: give them the folder's usual permissions
-            (folder / f"{part}.safetensors").chmod((folder / STATE).stat().st_mode)
+            (folder / f"{part}{ending}").chmod(folder.stat().st_mode & 0o666)
+        return [folder / f"{part}{ending}" for part in parts]
 
     def read(self, folder: Path, device: str = "cpu") -> State:
         """Read the files; raise Damaged if this format did not write them."""
-        try:
-            file = folder / STATE
-            content = json.loads(file.read_text(encoding="utf-8"))
-            tensors: Tensors = {}
-            for part in PARTS:
-                file = folder / f"{part}.safetensors"
-                if file.is_file():
-                    loaded = self.load(file, device)
-                    tensors |= {_name(part, inner): tensor for inner, tensor in loaded.items()}
-            file = folder / STATE
+        with damaged_if_wrong(folder, folder / STATE):
+            content = json.loads((folder / STATE).read_text(encoding="utf-8"))
+            tensors = self.read_tensors(folder, device)
             for name, twin in content["shared"].items():
                 tensors[name] = tensors[twin]
             if not isinstance(content["values"], dict):
                 raise ValueError("its `values` are not a mapping")
             return State(content["values"], tensors)
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Damaged(f"{file} is damaged or was changed: {why(error)}. {remedy(folder)}") from error
+
+    def read_tensors(self, folder: Path, device: str, ending: str = ".safetensors") -> Tensors:
+        """Return the tensors that `write_tensors` wrote; raise Damaged if it did not."""
+        tensors: Tensors = {}
+        for part in PARTS:
+            file = folder / f"{part}{ending}"
+            if file.is_file():
+                with damaged_if_wrong(folder, file):
+                    tensors |= {_name(part, inner): tensor for inner, tensor in self.load(file, device).items()}
+        return tensors
 
     def _save(self, tensors: Tensors, file: Path) -> None:
         try:
@@ -75,6 +86,17 @@ class SafetensorsFiles(ABC):
         except SafetensorError as error:
             code = re.search(r"os error (\d+)", str(error))
             raise OSError(int(code[1]) if code else 0, str(error), str(file)) from error
+
+
+@contextmanager
+def damaged_if_wrong(folder: Path, file: Path) -> Iterator[None]:
+    """Turn the errors of reading a file of a checkpoint into Damaged."""
+    try:
+        yield
+    except Damaged:
+        raise
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"{file} is damaged or was changed: {why(error)}. {remedy(folder)}") from error
 
 
 def _place(name: str) -> tuple[str, str]:

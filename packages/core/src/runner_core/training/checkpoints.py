@@ -7,7 +7,8 @@ A `CheckpointFormat` decides what a checkpoint holds. This module does everythin
       best.json           the step of the best checkpoint
 
 A checkpoint is written into a temporary folder, flushed to the disk, and renamed. A kill at any moment leaves either
-the whole checkpoint or none, so the newest checkpoint that verifies is always a true state of the run.
+the whole checkpoint or none, so the newest checkpoint that verifies is always a true state of the run. If several
+processes write their parts of it, each flushes its own, and the first one renames the folder when all are there.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ import xxhash
 from runner_core.base.errors import BadInput, NotSaved, OutOfSpace, RunnerError
 from runner_core.base.files import hash_file
 from runner_core.base.resources import is_out_of_memory
-from runner_core.base.writing import NO_SPACE, flush_all, move, replace_text
+from runner_core.base.writing import NO_SPACE, flush, flush_all, move, replace_text
 from runner_core.contract import CheckpointFormat, State
-from runner_core.contract.run import Damaged, OtherWeights, remedy, why
+from runner_core.contract.run import Damaged, DividedFormat, OtherWeights, remedy, why
+from runner_core.contract.team import ALONE, Exchange
 
 MANIFEST = "manifest.json"
 BEST = "best.json"
@@ -131,20 +133,24 @@ class Checkpoints:
 
     # ------------------------------------------------------------ writing
 
-    def save(self, state: State, step: int, epoch: int, metric: float | None, is_best: bool) -> Path:
+    def save(
+        self, state: State, step: int, epoch: int, metric: float | None, is_best: bool, team: Exchange = ALONE
+    ) -> Path:
         """Write the checkpoint of `step`, then drop old ones.
 
         Raises OutOfSpace on a full disk and NotSaved if writing fails otherwise. The other checkpoints are untouched
-        then.
+        then. With a `team`, every process must call this with its own part of the state, which a `DividedFormat`
+        writes; only the first raises errors of others.
         """
         final = self.of(step)
         temporary = self.folder / f".writing-{final.name}"
         self._verified = None
         try:
-            _remove(temporary)
-            temporary.mkdir(parents=True)
-            self.format.write(temporary, state)
-            self._seal(temporary, step, epoch, metric)
+            _by_all(team, lambda: _make_anew(temporary) if team.first else None)
+            parts = _by_all(team, lambda: self._write(temporary, state, team))
+            if not team.first:
+                return final
+            self._seal(temporary, {name: about for part in parts for name, about in part.items()}, step, epoch, metric)
             replaced = self.folder / f"{REPLACED}{final.name}"
             if final.exists():  # saved again at the same step, its validation done now
                 _remove(replaced)
@@ -154,7 +160,8 @@ class Checkpoints:
             if is_best:
                 self.set_best(step)
         except OSError as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            if team.first:
+                shutil.rmtree(temporary, ignore_errors=True)
             if error.errno in NO_SPACE:
                 raise OutOfSpace(
                     f"no space left to save the checkpoint of step {step} in {self.folder} ({error.strerror}); "
@@ -170,11 +177,25 @@ class Checkpoints:
             self.say(f"WARNING: old checkpoints in {self.folder} cannot be removed: {error.strerror or error}")
         return final
 
-    def _seal(self, folder: Path, step: int, epoch: int, metric: float | None) -> None:
+    def _write(self, folder: Path, state: State, team: Exchange) -> dict[str, dict[str, Any]]:
+        """Write this process's files of a checkpoint; return what the manifest says about them."""
+        if team.count == 1:
+            self.format.write(folder, state)
+            written = sorted(path for path in folder.rglob("*") if path.is_file())
+        else:
+            assert isinstance(self.format, DividedFormat)
+            written = sorted(self.format.write_part(folder, state, team.number, team.count))
+            for path in written:
+                flush(path)
+        return {
+            path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
+            for path in written
+        }
+
+    def _seal(
+        self, folder: Path, files: dict[str, dict[str, Any]], step: int, epoch: int, metric: float | None
+    ) -> None:
         """Write the manifest of all files, and flush everything to the disk."""
-        files = {}
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "xxh3_128": hash_file(path)}
         manifest = Manifest(self.project, step, epoch, metric, files, self.plugins, self.versions)
         (folder / MANIFEST).write_text(manifest.dumps(), encoding="utf-8")
         flush_all(folder)
@@ -320,14 +341,19 @@ class Checkpoints:
         self._verified = path
         return manifest
 
-    def load(self, path: Path, device: str = "cpu") -> State:
-        """Return the state in a checkpoint; verify it first unless `latest` or `best` just did."""
+    def load(self, path: Path, *, rows: bool = False, verified: bool = False) -> State:
+        """Return the state in a checkpoint; verify it first unless `latest` or `best` just did.
+
+        With `rows`, only what this process needs of divided tensors is read, later (`DividedFormat.read_rows`).
+        `verified` says that another process has verified it.
+        """
         try:
-            if path != self._verified:
+            if path != self._verified and not verified:
                 self.verify(path)
         except Damaged as error:
             raise Damaged(f"{error}. {remedy(path)}") from error
-        state = self.format.read(path, device)
+        lazy = rows and isinstance(self.format, DividedFormat)
+        state = self.format.read_rows(path) if lazy else self.format.read(path)  # type: ignore[attr-defined]
         loop = state.values.get("loop", {})
         step = loop.get("step") if isinstance(loop, dict) else None
         if loop and step != _step_of(path):
@@ -352,6 +378,46 @@ class Checkpoints:
             return int(json.loads((folder / BEST).read_text(encoding="utf-8"))["step"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
+
+
+def refuse_unshared(folder: Path, team: Exchange) -> None:
+    """Raise BadInput in all processes if one does not see what the first writes into the folder."""
+    token = team.every(os.urandom(8).hex())[0]
+    mark = folder / f".seen-step-{token}"  # `Checkpoints.start` removes one that a kill leaves
+    if team.first:
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.mkdir()
+    team.every(None)
+    blind = [number for number, sees in enumerate(team.every(mark.exists())) if not sees]
+    if team.first:
+        mark.rmdir()
+    if blind:
+        raise BadInput(
+            f"with train.strategy fsdp each process writes its part of a checkpoint into {folder}, and process "
+            f"{blind[0]} of {team.count} sees another folder of that name: name one that all machines share (--run-dir)"
+        )
+
+
+def _by_all(team: Exchange, job: Callable[[], Any]) -> list[Any]:
+    """Return what `job` returns in each process of the team, or raise the first OSError of any in all of them."""
+    done: dict[str, Any] = {}
+    try:
+        done["returned"] = job()
+    except OSError as error:
+        if team.count == 1:
+            raise
+        done["error"] = [error.errno, error.strerror or str(error)]
+    every = team.every(done)
+    for number, other in enumerate(every):
+        if "error" in other:
+            code, text = other["error"]
+            raise OSError(code, f"{text}, says process {number} of {team.count}")
+    return [other["returned"] for other in every]
+
+
+def _make_anew(folder: Path) -> None:
+    _remove(folder)
+    folder.mkdir(parents=True)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from runner_core.base.background import Background
 from runner_core.base.calling import runner
-from runner_core.base.errors import BadInput, NotSaved, OutOfSpace
+from runner_core.base.errors import BadInput, NotSaved, OutOfSpace, RunnerError
 from runner_core.config import RunConfig
 from runner_core.config.values import flat, removed
 from runner_core.contract import Json
 from runner_core.contract.project import Project
+from runner_core.contract.run import DividedFormat
 from runner_core.contract.setup import Data
+from runner_core.contract.team import ALONE
 from runner_core.engines.energy import EnergyMeter
 from runner_core.engines.schedule import independent_of_length
 from runner_core.output.sinks import Sinks
 from runner_core.training.assembly import Parts
 from runner_core.training.cadence import Cadence
-from runner_core.training.checkpoints import Checkpoints, refuse_nan
+from runner_core.training.checkpoints import Checkpoints, refuse_nan, refuse_unshared
 from runner_core.training.snapshots import first_samples
 from runner_core.training.timing import Timing
 
@@ -176,6 +181,10 @@ class LoopState:
             self.gradient_norms[name] = [before + count, max(other, largest)]
 
 
+_PATIENCE = 30.0
+"""Seconds for a checkpoint to which other processes add their parts, when the training ends with an error."""
+
+
 class Keeper:
     """Saves the state of a run into checkpoints below `folder`, and restores it from them.
 
@@ -199,6 +208,11 @@ class Keeper:
             say=say,
         )
         self.checkpoints.kept_before = parts.cadence.before_decay
+        self._background = Background("checkpoint")
+        self._divided = parts.trainer.strategy == "fsdp" and isinstance(setup.checkpoint_format, DividedFormat)
+        if self._divided:
+            refuse_unshared(folder, self._team)
+        self._exchange = self._team.aside() if self._divided else ALONE
         self._fingerprint = fingerprint(setup.config, data, setup.precision.compute)
         if setup.start is not None:
             self._fingerprint["weights at the start"] = setup.start.digest
@@ -226,11 +240,13 @@ class Keeper:
         return {"kwh": kwh, "how": {**taken.how, **several}, **cost}
 
     def save(self, state: LoopState, timing: Timing, best: bool) -> None:
-        """Log the checkpoint, then write it. Raises NotSaved in all processes if it cannot be written.
+        """Log the checkpoint, then write it, or begin to: `settle` says whether it was written.
 
         A kill in between leaves a log line that a resume drops. The other order would lose a line.
         """
-        saved, cadence = self._parts.trainer.state(), self._parts.cadence
+        trainer, cadence = self._parts.trainer, self._parts.cadence
+        waits = not self._parts.setup.config.checkpoint.background or not hasattr(trainer, "hold")
+        saved = trainer.state() if waits and not self._divided else trainer.hold(self._divided)
         metric = None if not state.best else state.best["value"]
         epoch = state.step // cadence.steps_per_epoch
         saved.values["loop"] = state.json()
@@ -239,21 +255,35 @@ class Keeper:
         energy = dict(self._energy.taken().kwh)
         saved.values["timing"] = {**asdict(timing), "wall_seconds": self.seconds(), "kwh": energy}
         self._sinks.event("checkpoint", state.step, {"epoch": epoch, "best": best, "validated": state.validated})
+        if self._team.first or self._divided:
+            self._background.begin(
+                partial(self.checkpoints.save, saved, state.step, epoch, metric, best, self._exchange)
+            )
+            if waits:
+                self._background.join()
+
+    def settle(self) -> None:
+        """Wait until the checkpoint is written. Raises NotSaved in all processes if it could not be."""
         why = None
-        if self._team.first:
-            try:
-                self.checkpoints.save(saved, state.step, epoch, metric, best)
-            except (OutOfSpace, NotSaved) as error:
-                why = str(error)
+        try:
+            self._background.wait()
+        except (OutOfSpace, NotSaved) as error:
+            why = str(error)
         if (why := self._team.share(why)) is not None:
             raise NotSaved(why)
+
+    def close(self) -> None:
+        """Wait for a checkpoint that is being written, but not for ever for other processes, which may be gone."""
+        with suppress(RunnerError):
+            self._background.wait(None if self._team.count == 1 else _PATIENCE)
 
     def restore(self, path: Path) -> tuple[LoopState, Timing]:
         """Give the trainer the state of a checkpoint; return the loop's.
 
         Raises BadInput for a run of other settings, data or length.
         """
-        saved = self.checkpoints.load(path)
+        verified = not self._team.first  # by the first one, which found it
+        saved = self.checkpoints.load(path, rows=self._parts.trainer.strategy == "fsdp", verified=verified)
         refuse_nan(saved, path)
         defaults = flat(type(self._parts.setup.config)())
         refuse_other_settings(saved.values["settings"], self._fingerprint, defaults)

@@ -114,6 +114,7 @@ class Loop:
         self.watching = DeviceUsage(setup.device)
         self.unsaved: str | None = None  # why the newest checkpoint could not be saved
         self._recalls = keeper.recalls
+        self._being_saved: tuple[int, bool] | None = None  # step of a checkpoint, and whether it is the best
         self._loss: float | None = None  # that the display shows
         self._loss_read = 0
         self._validation_seconds = 0.0  # of the last validation
@@ -248,6 +249,7 @@ class Loop:
         improved = False
         self.watching.pause()
         if self._owes_validation() and not self.signals.pending:
+            self.settle()
             improved = self._validate(errors)
         signal = self.signals.pending
         if signal == DAMAGED:
@@ -374,10 +376,8 @@ class Loop:
             advance()
 
     def _save(self, improved: bool, ends: bool) -> None:
-        """Save a checkpoint.
-
-        If it cannot be written, the run goes on, unless it `ends` here, and the previous checkpoint is kept.
-        """
+        """Save a checkpoint, which a thread writes while training goes on; wait for it if the run `ends` here."""
+        self.settle()
         state = self.state
         if self.loaders.validation is None:  # nothing can be compared: the last is the best
             improved, state.best = True, {"step": state.step, "value": None, "metrics": {}}
@@ -385,8 +385,22 @@ class Loop:
         state.memories = self.health.memories()
         if self.fetching is not None:
             state.bad += self.fetching.collect()
+        self.keeper.save(state, self.timing, improved)
+        self._being_saved = state.step, improved
+        if ends:
+            self.settle(ends=True)
+
+    def settle(self, ends: bool = False) -> None:
+        """Wait for the checkpoint that is being written, if there is one.
+
+        If it cannot be written, the run goes on, unless it `ends` here, and the previous checkpoint is kept.
+        """
+        if self._being_saved is None:
+            return
+        (step, improved), self._being_saved = self._being_saved, None
+        state = self.state
         try:
-            self.keeper.save(state, self.timing, improved)
+            self.keeper.settle()
         except (OutOfSpace, NotSaved) as error:
             self.unsaved = str(error)
             there = self._saved is not None
@@ -396,12 +410,15 @@ class Loop:
             if improved:  # the best checkpoint is the one that can be loaded
                 state.best = self._best_before
         else:
-            self.unsaved, self._saved = None, state.step
+            self.unsaved, self._saved = None, step
             self._best_before = state.best
 
     def _recall(self, errors: list[Unhealthy]) -> None:
         """Check, once per start, that the first checkpoint of a validated network gives back the same results."""
-        if not self._recalls or self.unsaved or self.state.validated != self.state.step:
+        if not self._recalls or self.state.validated != self.state.step:
+            return
+        self.settle()
+        if self.unsaved:
             return
         self._recalls = False
         facts = self.keeper.recalled(self.state.step)

@@ -50,6 +50,7 @@ def train(
             if damage := run.loop.signals.damage:
                 raise BadInput(damage)
         except (Unhealthy, Stopped) as error:
+            run.loop.settle(ends=True)
             if run.loop.unsaved:
                 error.args = (f"{error}\n{run.keeper.checkpoints.kept()}",)
             status = "unhealthy" if isinstance(error, Unhealthy) else "stopped"
@@ -196,6 +197,7 @@ class _Run:
         if self.verification is not None:
             self.verification.close()
         self.loop.watching.close()
+        self.keeper.close()
         self.parts.loaders.close()
 
     def _report(self, finding: Finding, step: int, epoch: int) -> None:

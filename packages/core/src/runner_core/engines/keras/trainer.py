@@ -283,6 +283,9 @@ class KerasTrainer:
         values, tensors = flatten(tree)
         return State({"keras": values}, tensors)
 
+    def hold(self, divided: bool) -> State:
+        return self.state()
+
     def load_state(self, state: State) -> None:
         """Restore the state; raise BadInput for a checkpoint of another precision policy or network."""
         saved = unflatten(state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,51 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from runner_core.contract import Json, Tensors
+from runner_core.contract import Json, State, Tensors
 from runner_core.contract.run import OtherWeights
 from runner_core.contract.team import Team
 from runner_core.data.sampling import stream_seed
 from runner_core.engines import checkpoint
-from runner_core.engines.checkpoint import SafetensorsFiles
+from runner_core.engines.checkpoint import SafetensorsFiles, damaged_if_wrong
 from runner_core.engines.torch import accelerator, ranks
-from runner_core.engines.torch.parallel import gathered, own
+from runner_core.engines.torch.parallel import Rows, gathered, is_rows, own
+
+INDEX = "index.json"
 
 
 class SafetensorsFormat(SafetensorsFiles):
-    """`CheckpointFormat` for torch."""
+    """`CheckpointFormat` for torch, also for tensors whose rows several processes have (`DividedFormat`).
+
+    The rows of each process are files of its own, `model-00001-of-00002.safetensors`. `index.json` has the number of
+    processes and the whole shapes.
+    """
+
+    def write_part(self, folder: Path, state: State, number: int, count: int) -> Sequence[Path]:
+        rows, shared = self.apart({name: state.tensors[name] for name in state.divided})
+        written = self.write_tensors(folder, rows, _ending(number, count))
+        if number > 0:
+            return written
+        whole = {name: tensor for name, tensor in state.tensors.items() if name not in state.divided}
+        index = {"files": count, "shapes": state.divided, "shared": shared}
+        (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+        return [*written, folder / INDEX, *self.write_files(folder, State(state.values, whole))]
+
+    def read(self, folder: Path, device: str = "cpu") -> State:
+        state = self.read_rows(folder, device)
+        state.tensors = {name: t.whole() if isinstance(t, Rows) else t for name, t in state.tensors.items()}
+        return state
+
+    def read_rows(self, folder: Path, device: str = "cpu") -> State:
+        state = super().read(folder, device)
+        if (folder / INDEX).is_file():
+            with damaged_if_wrong(folder, folder / INDEX):
+                index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+                count = int(index["files"])
+                parts = [self.read_tensors(folder, device, _ending(number, count)) for number in range(count)]
+                for name, shape in index["shapes"].items():
+                    stored = index["shared"].get(name, name)
+                    state.tensors[name] = Rows([part[stored] for part in parts if stored in part], shape)
+        return state
 
     def save(self, tensors: Tensors, file: Path) -> None:
         save_file(tensors, file)
@@ -41,7 +75,7 @@ def apart(tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
     first: dict[Any, str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        place = place_of(tensor)
         if tensor.numel() and place in first:
             shared[name] = first[place]
             continue
@@ -53,16 +87,25 @@ def apart(tensors: Tensors) -> tuple[Tensors, dict[str, str]]:
     return own, shared
 
 
-def flatten(tree: Any) -> tuple[Json, Tensors]:
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return where the tensor's values lie, and how: equal for tensors that are the same."""
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def flatten(tree: Any, gathers: bool = True) -> tuple[Json, Tensors]:
     """Flatten a tree of torch's tensors; see `engines.checkpoint.flatten`.
 
     With several processes all must call it. Sharded tensors are put together in the first one's host memory; the others
-    get empty ones instead.
+    get empty ones instead. Without `gathers` they stay as they are.
 
     >>> flatten({"a": torch.ones(2), "b": [1, None]})[0]
     {'a': {'__tensor__': 'a'}, 'b': [1, None]}
     """
-    return checkpoint.flatten(tree, _whole, torch.from_numpy)
+    return checkpoint.flatten(tree, _whole if gathers else _tensor, torch.from_numpy)
+
+
+def _tensor(leaf: Any) -> torch.Tensor | None:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else None
 
 
 def _whole(leaf: Any) -> torch.Tensor | None:
@@ -72,6 +115,49 @@ def _whole(leaf: Any) -> torch.Tensor | None:
     if own(leaf) is leaf:
         return whole
     return whole.cpu() if ranks.number() == 0 else torch.empty(0)
+
+
+def _ending(number: int, count: int) -> str:
+    """Return how the files of process `number` (from 0) end."""
+    return f"-{number + 1:05d}-of-{count:05d}.safetensors"
+
+
+class Held:
+    """Copies of a training's tensors in host memory, page-locked for a GPU's; each call uses the memory again."""
+
+    def __init__(self) -> None:
+        self._memory: dict[str, torch.Tensor] = {}
+
+    def __call__(self, tensors: Tensors, divided: bool) -> tuple[Tensors, dict[str, tuple[int, ...]]]:
+        """Return the copies, and the whole shapes of those that are this process's rows; waits for the device.
+
+        Tensors that share memory have one copy. Without `divided`, the first process gathers sharded tensors. Other
+        processes return only what they have to write: nothing, or their rows.
+        """
+        copies: Tensors = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        names: dict[Any, str] = {}
+        for name, tensor in tensors.items():
+            rows = own(tensor)
+            place = (*place_of(rows), tuple(tensor.shape))
+            if divided and is_rows(tensor):
+                shapes[name] = tuple(tensor.shape)
+            else:
+                rows = gathered(tensor)  # by all processes
+                if ranks.number() > 0:
+                    continue
+            first = names.setdefault(place, name) if rows.numel() else name
+            copies[name] = copies[first] if first != name else self._copy(name, rows)
+        for device in {tensor.device for tensor in tensors.values()}:
+            accelerator.wait(device)
+        return copies, shapes
+
+    def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        kept = self._memory.get(name)
+        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+            locked = accelerator.has_streams(tensor.device)
+            kept = self._memory[name] = torch.empty_like(tensor, device="cpu", pin_memory=locked)
+        return kept.copy_(tensor, non_blocking=accelerator.has_streams(tensor.device))
 
 
 def unflatten(json: Json, tensors: Tensors) -> Any:

@@ -144,13 +144,12 @@ class TorchTeam:
         return self.every(value if self.first else None)[0]
 
     def every(self, value: Json) -> list[Json]:
-        text = torch.frombuffer(bytearray(json.dumps(value, default=float).encode()), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
-        self._gather(lengths, torch.tensor([len(text)]))
-        longest = max(int(length) for length in lengths)
-        texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.count)]
-        self._gather(texts, torch.cat([text, torch.zeros(longest - len(text), dtype=torch.uint8)]))
-        return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
+        return _every(value, self.count, self._gather)
+
+    def aside(self) -> Aside:
+        with _unheard():
+            group = distributed.new_group(backend="gloo")
+        return Aside(self.number, self.count, group, self._heartbeat)
 
     def every_arrays(self, arrays: Arrays) -> list[Arrays]:
         """Return the arrays of all processes, in their order, in every process."""
@@ -169,12 +168,7 @@ class TorchTeam:
 
     def _finish(self, work: Any) -> None:
         """Wait for the others, as long as all are alive; raise PeerLost if one is not."""
-        pause = 0.0
-        while not work.is_completed():
-            self._heartbeat.check()
-            time.sleep(pause)
-            pause = min(pause + 1e-4, _LONGEST_PAUSE)
-        work.wait()
+        _finish(work, self._heartbeat.check)
 
     def noticed(self, number: int) -> int:
         before = self._settled()
@@ -234,6 +228,46 @@ class TorchTeam:
         self._finish(distributed.barrier(self._hosts, async_op=True))
         self._heartbeat.close()
         distributed.destroy_process_group()
+
+
+class Aside:
+    """`Exchange` for a thread beside the training, with connections of its own; training waits for none of it."""
+
+    def __init__(self, number: int, count: int, group: Any, heartbeat: Heartbeat) -> None:
+        self.number, self.count, self.first = number, count, number == 0
+        self._group, self._heartbeat = group, heartbeat
+
+    def every(self, value: Json) -> list[Json]:
+        return _every(value, self.count, self._gather)
+
+    def _gather(self, parts: list[torch.Tensor], own: torch.Tensor) -> None:
+        _finish(distributed.all_gather(parts, own, group=self._group, async_op=True), self._check)
+
+    def _check(self) -> None:
+        """Raise PeerLost if a process is lost; unlike `Heartbeat.check`, that ends only this thread."""
+        if self._heartbeat.found is not None:
+            raise self._heartbeat.found.error()
+
+
+def _every(value: Json, count: int, gather: Callable[[list[torch.Tensor], torch.Tensor], None]) -> list[Json]:
+    """Return the values of all processes, as JSON; `gather` fills a list with the tensors of all."""
+    text = torch.frombuffer(bytearray(json.dumps(value, default=float).encode()), dtype=torch.uint8)
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
+    gather(lengths, torch.tensor([len(text)]))
+    longest = max(int(length) for length in lengths)
+    texts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(count)]
+    gather(texts, torch.cat([text, torch.zeros(longest - len(text), dtype=torch.uint8)]))
+    return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
+
+
+def _finish(work: Any, check: Callable[[], None]) -> None:
+    """Wait until the work is done; `check` raises PeerLost if a process is lost."""
+    pause = 0.0
+    while not work.is_completed():
+        check()
+        time.sleep(pause)
+        pause = min(pause + 1e-4, _LONGEST_PAUSE)
+    work.wait()
 
 
 def _unpacked(head: list[Any], content: Array) -> Arrays:

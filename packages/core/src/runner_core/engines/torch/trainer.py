@@ -22,7 +22,7 @@ from runner_core.engines.memory import NoRoom, no_room
 from runner_core.engines.returned import snapshots
 from runner_core.engines.steplog import GRADIENT_NORM, Notes, refuse_nonfinite
 from runner_core.engines.torch import accelerator, ranks
-from runner_core.engines.torch.checkpoint import flatten, read_generators, unflatten, write_generators
+from runner_core.engines.torch.checkpoint import Held, flatten, read_generators, unflatten, write_generators
 from runner_core.engines.torch.faults import faults
 from runner_core.engines.torch.learning import Learning
 from runner_core.engines.torch.lossalone import Replay
@@ -61,6 +61,7 @@ class TorchTrainer:
         exchange = team.every_arrays if team.count > 1 and not self.undivided else None
         free = partial(accelerator.free, device)
         self._validation = Validation(metrics, self._compute, run_out, free, self.notes.add, exchange)
+        self._held = Held()
         self.phase: Callable[[str], None] = unnoticed
         self._queued = torch.Event(device) if device.type != "cpu" else None
 
@@ -239,14 +240,18 @@ class TorchTrainer:
 
     def state(self) -> State:
         """Return the live tensors; write them before the next step. Raise Unhealthy instead of returning NaN."""
-        self._refuse_nonfinite()
-        tree = {
-            **self.learning.state(),
-            "log": self._log.state(),
-            "statistics": self.statistics,
-        }
-        values, tensors = flatten(tree)
+        values, tensors = flatten(self._tree())
         return State({"torch": values}, tensors)
+
+    def hold(self, divided: bool) -> State:
+        """Return copies in host memory. Raise Unhealthy instead of returning NaN."""
+        values, tensors = flatten(self._tree(), gathers=False)
+        held, shapes = self._held(tensors, divided)
+        return State({"torch": values}, held, shapes)
+
+    def _tree(self) -> dict[str, Any]:
+        self._refuse_nonfinite()
+        return {**self.learning.state(), "log": self._log.state(), "statistics": self.statistics}
 
     def load_state(self, state: State) -> None:
         saved = unflatten(state.values["torch"], state.tensors)

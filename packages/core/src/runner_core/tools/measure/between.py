@@ -102,12 +102,17 @@ class Between:
         return perf_counter() - begun
 
     def _checkpoint(self) -> Event:
+        """Measure how long training waits for a checkpoint: until it is written, or only copied if a thread writes."""
         setup, cadence, place = self._setup, self._cadence, self._folder / "checkpoints"
         checkpoints = Checkpoints(place, setup.checkpoint_format, project=setup.name, keep=1)
         try:
+            if background := setup.config.checkpoint.background and hasattr(self._trainer, "hold"):
+                self._trainer.hold(False)  # allocates memory, once
             begun = perf_counter()
-            path = checkpoints.save(self._trainer.state(), 1, 0, None, False)
-            seconds = perf_counter() - begun
+            state = self._trainer.hold(False) if background else self._trainer.state()
+            copied = perf_counter() - begun
+            path = checkpoints.save(state, 1, 0, None, False)
+            seconds = copied if background else perf_counter() - begun
             size = sum(file.stat().st_size for file in path.iterdir())
         finally:
             shutil.rmtree(place, ignore_errors=True)

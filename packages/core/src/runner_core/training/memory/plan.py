@@ -31,6 +31,7 @@ class Asked:
     """The mode that `cache.mode` resolved to."""
     keep: int
     validation_batch: int | None
+    background: bool = False
 
     @staticmethod
     def of(config: RunConfig, cache: str) -> Asked:
@@ -43,6 +44,7 @@ class Asked:
             cache=cache,
             keep=max(1, config.checkpoint.keep),
             validation_batch=config.validate.batch_size,
+            background=config.checkpoint.background,
         )
 
     @property
@@ -130,7 +132,11 @@ def _network(asked: Asked, facts: Facts) -> Iterator[Part]:
         yield Part(
             *(place, "activations of a step", times * footprint.step(asked.micro), footprint.how, settings, "step")
         )
-    yield Part("host", "a checkpoint being written", footprint.checkpoint, "estimated", moment="checkpoint")
+    if asked.background:  # the copy is kept from checkpoint to checkpoint
+        name, setting = "a copy to write checkpoints from", "checkpoint.background"
+        yield Part("host", name, footprint.checkpoint, "estimated", setting)
+    else:
+        yield Part("host", "a checkpoint being written", footprint.checkpoint, "estimated", moment="checkpoint")
 
 
 def _batches(asked: Asked, facts: Facts) -> Iterator[Part]:
@@ -206,6 +212,8 @@ def _changes(asked: Asked, facts: Facts, place: Place, splittable: bool) -> Iter
         yield _smaller(asked, batch), f"set train.batch_size to {batch} or less{rest}"
     if place == "host" and asked.workers:
         yield asked.with_changes(workers=0), "set train.workers to 0"
+    if place == "host" and asked.background:
+        yield asked.with_changes(background=False), "set checkpoint.background to false: training waits for each"
     if place == "host" and asked.prefetch:
         yield (
             asked.with_changes(prefetch=0),
