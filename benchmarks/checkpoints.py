@@ -24,11 +24,8 @@ from benchmarks.harness import Aim, Options, Result, Times, Turns, compared, num
 LAYERS, QUICK_LAYERS, WIDTH = 6, 1, 2000
 """Each has WIDTH² weights of 4 bytes, and two averages of the same size."""
 TURNS = 7
-WAITS, THREAD, TORCH = (
-    "runner, waits (checkpoint.background false)",
-    "runner, a thread writes",
-    "torch.save, not flushed",
-)
+WAITS = "runner, waits (checkpoint.background false)"
+THREAD, TORCH = "runner, a thread writes", "torch.save, not flushed"
 GATHERS, PARTS = "gathered, the first process writes", "each copies its rows, threads write"
 SAID = "seconds of turn"
 SHARE, EPOCH = 0.01, 300

@@ -23,7 +23,7 @@ from runner_core.data.loader import Loader, Sequences
 from runner_core.data.sampling import order
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
-from rows_toy import Failing, add_noise
+from rows_toy import Doubles, Failing, add_noise
 
 TOY = str(Path(__file__).parent / "data_toy")
 
@@ -323,19 +323,6 @@ def test_batches_that_memory_cannot_hold_are_refused_before_it_is_taken(setting,
 
 
 # ---------------------------------------------------------------- what workers are sent, and the next epoch's order
-
-
-class Doubles:
-    """Work with a large array; `write` changes it in one worker alone."""
-
-    def __init__(self, table):
-        self.table, self.small = table, np.arange(3)
-
-    def __call__(self, task):
-        number, write = task
-        if write:
-            self.table[number] = -1
-        return os.getpid(), int(self.table[number]), self.small.tolist(), self.table.flags.writeable
 
 
 def test_workers_share_large_arrays_but_not_what_they_write():

@@ -113,3 +113,16 @@ class Frameworks(RemoteNumbers):
 
     def fill(self, indices, positions, seed, epoch, out) -> None:
         out["image"][...] = len({"torch", "tensorflow", "keras"} & set(sys.modules))
+
+
+class Doubles:
+    """Work with a large array; `write` changes it in one worker alone."""
+
+    def __init__(self, table):
+        self.table, self.small = table, np.arange(3)
+
+    def __call__(self, task):
+        number, write = task
+        if write:
+            self.table[number] = -1
+        return os.getpid(), int(self.table[number]), self.small.tolist(), self.table.flags.writeable
