@@ -23,6 +23,7 @@ NAMES = (
     "ensemble",
     "streaming",
     "checkpoints",
+    "manifest",
     "targets",
     "losses",
     "ssl_losses",

@@ -223,6 +223,7 @@ def open_data(setup: Setup, say: Say, run: Path | None = None, before: History |
         warn(setup, used, left_out, say)
     with kept_phantom(setup, folder):
         statistics = setup.project.fit(store, splits["train"])
+    records = getattr(store, "records", records)  # a streamed store has them in less memory
     return Data(records, splits, store, statistics, validated=validated, plan=plan)
 
 

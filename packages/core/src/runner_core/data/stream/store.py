@@ -26,6 +26,7 @@ from runner_core.data.stream.bad import FILE, BadRecord, BadSamples, stand_ins
 from runner_core.data.stream.client import remote_client
 from runner_core.data.stream.fetch import Fetcher, Meter, claimed
 from runner_core.data.stream.lru import Entry, Layout, Lru
+from runner_core.data.stream.table import Digests, Same, compact, keys_of
 
 if TYPE_CHECKING:
     from runner_core.config import RemoteConfig
@@ -45,7 +46,8 @@ class Source:
     """
 
     def __init__(self, pipeline: Pipeline, records: Sequence[AnyRecord], names: Sequence[str], lru: Lru) -> None:
-        self.pipeline, self.records, self.names, self.lru = pipeline, records, names, lru
+        self.pipeline, self.lru = pipeline, lru
+        self.records, self.names = compact(records), Digests(names)
         self.layout: Layout | None = None
         self.files = sum(len(record.files) for record in records)
         self.remote = any(map(at_url, records))
@@ -178,7 +180,7 @@ class StreamStore:
 
     def __init__(self, source: Source, remote: RemoteConfig, identity: str, block: int, *, ahead: bool = True) -> None:
         assert source.layout is not None
-        self.keys: Sequence[str] = [record.key for record in source.records]
+        self.keys: Sequence[str] = keys_of(source.records)
         self.meta: Sequence[Mapping[str, Json]] = _Meta(self)
         self.arrays: Mapping[str, StoredArray] = {
             name: StreamedArray(self, name, np.dtype(kind), shape) for name, kind, shape in source.layout
@@ -242,6 +244,11 @@ class StreamStore:
         self._held, self._read = {}, None
 
     # ------------------------------------------------------------ records
+
+    @property
+    def records(self) -> Sequence[AnyRecord]:
+        """All records; many of them are made when they are asked for."""
+        return self._source.records
 
     def entry(self, number: int) -> Entry:
         """Return a record, waiting for it if necessary; raise BadRecord."""
@@ -325,7 +332,7 @@ class StreamedArray:
 
     def __init__(self, store: StreamStore, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._store, self._name, self.dtype = store, name, dtype
-        self.shapes: Sequence[tuple[int, ...]] = [shape] * len(store.keys)
+        self.shapes: Sequence[tuple[int, ...]] = Same(shape, len(store.keys))
 
     def read(self, record: int, region: Region | None = None) -> Array:
         array = self._store.entry(record).arrays[self._name]
