@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypothesis import strategies as st
 from runner_core import Record, Url
 from runner_core.data.stream import table
 from runner_core.data.stream.table import Digests, RecordTable, Same, compact, keys_of
+
+sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
+from stream_toy import fields as fields_of
+from stream_toy import open_fields, write_fields
 
 text = st.text(max_size=12)
 places = st.one_of(
@@ -99,3 +104,22 @@ def test_small_columns():
     with pytest.raises(IndexError):
         Same((1, 2), 3)[3]
     assert np.array([s[0] for s in Same((4, 2), 2)]).tolist() == [4, 4]
+
+
+def test_a_store_whose_records_are_rows_gives_what_one_of_objects_gives(tmp_path, monkeypatch):
+    write_fields(lambda name, data: (tmp_path / name).write_bytes(data), 6)
+    plain = open_fields(fields_of(tmp_path, 6), tmp_path / "one", 0.01)
+    monkeypatch.setattr(table, "LEAST", 1)
+    rows = open_fields(fields_of(tmp_path, 6), tmp_path / "two", 0.01)
+    assert isinstance(rows.records, RecordTable)
+    assert list(rows.records) == list(plain.records)
+    assert list(rows.keys) == list(plain.keys)
+    assert rows.identity == plain.identity
+    again = pickle.loads(pickle.dumps(rows))
+    for store in (rows, again):
+        for number in (5, 0, 3):
+            assert np.array_equal(store.arrays["image"].read(number), plain.arrays["image"].read(number))
+        usable = store.usable(np.array([4, 1]), np.array([0, 1]), 0, np.arange(6))
+        assert usable.tolist() == [4, 1]
+    for store in (plain, rows, again):
+        store.close()
