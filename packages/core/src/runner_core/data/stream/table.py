@@ -100,7 +100,8 @@ class _Blocks(Sequence[Item]):
     def _block(self, number: int) -> list[Any]:
         last, rows = self._last  # read at once: other threads replace it
         if last != number:
-            rows = json.loads(zlib.decompress(self._bytes[self._ends[number] : self._ends[number + 1]]))
+            packed = self._bytes[self._ends[number] : self._ends[number + 1]].tobytes()
+            rows = json.loads(zlib.decompress(packed))
             self._last = number, rows
         return rows
 
@@ -118,7 +119,7 @@ class RecordTable(_Blocks[AnyRecord]):
 
     def __init__(self, records: Sequence[AnyRecord]) -> None:
         """Raise TypeError for records that JSON cannot hold."""
-        self._kind = type(records[0])
+        self._kind: type[Any] = type(records[0])
         own = dataclasses.fields(self._kind)
         hints = get_type_hints(self._kind)
         self._names = [f.name for f in own if f.name != "files"]
@@ -142,7 +143,8 @@ class RecordTable(_Blocks[AnyRecord]):
         files, *fields = value
         given = {n: tuple(v) if n in self._tuples else v for n, v in zip(self._names, fields, strict=True)}
         places: dict[str, Location] = {role: _location(*place) for role, *place in files}
-        return self._kind(**given, files=places)
+        made: AnyRecord = self._kind(**given, files=places)
+        return made
 
 
 def _place(place: Location) -> tuple[Json, ...]:
