@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 
 from real_slurm import LONG, QUICK, Cluster, Runner, events, steps, wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture
@@ -55,6 +55,7 @@ def processes(folder: Path) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_two_nodes_save_at_the_signal_and_survive_a_kill(
     submitted: Callable[..., str], cluster: Cluster, runner: Runner, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_two_nodes_save_at_the_signal_and_survive_a_kill(
     assert steps(folder / "run") > saved
 
 
+@pytest.mark.weekly
 def test_a_preempted_job_is_saved_and_goes_on(
     submitted: Callable[..., str], cluster: Cluster, runner: Runner, tmp_path: Path
 ) -> None:
@@ -113,6 +115,7 @@ def test_a_preempted_job_is_saved_and_goes_on(
     )
 
 
+@pytest.mark.slow
 def test_an_array_is_compared_and_parts_divide_the_work(
     submitted: Callable[..., str], cluster: Cluster, runner: Runner, tmp_path: Path
 ) -> None:
@@ -135,6 +138,7 @@ def test_an_array_is_compared_and_parts_divide_the_work(
     assert pooled["status"] == "done", pooled
 
 
+@pytest.mark.slow
 def test_what_slurm_refuses_is_one_message(cluster: Cluster, runner: Runner, tmp_path: Path) -> None:
     refused = runner("toy", "submit", "--slurm.partition", "nowhere", code=2, **cluster.variables)
     assert "SLURM refused the job" in refused.stderr

@@ -66,7 +66,7 @@ def test_a_local_job_is_saved_goes_on_and_is_cancelled(runner: Runner, tmp_path:
     assert " stopped " in runner("toy", "jobs", "sub", code=3).stdout
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_parts_of_a_prediction(runner: Runner, tmp_path: Path) -> None:
     runner("toy", "train", "--run-dir", "run", *QUICK)
     runner("toy", "phantom", "data")
