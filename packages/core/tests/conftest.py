@@ -83,6 +83,12 @@ def environment(cache_home: Path, *installed: Path, **more: str) -> dict[str, st
 
 
 @pytest.fixture
+def variables(cache_home: Path) -> dict[str, str]:
+    """Variables of a subprocess in which the toy project is installed."""
+    return environment(cache_home)
+
+
+@pytest.fixture
 def runner(tmp_path: Path, cache_home: Path, request: pytest.FixtureRequest) -> Runner:
     """`runner("toy", "train")` runs the command line in an empty folder; `installed` names plugin folders. `fresh`, or
     with variables that Python reads when it starts: as the console script, in a process that imports everything."""

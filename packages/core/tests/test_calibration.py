@@ -26,7 +26,7 @@ def calibrated(kind: Any, pairs: Any, spread: Any = None, networks: int = 1, **m
     assert found is not None
     for number, (soft, truth) in enumerate(pairs):
         cropped: Any = SimpleNamespace(truth=truth)
-        found.add(Record(f"r{number}", "g", {}), cropped, soft, spread, networks)
+        found.add(f"r{number}", found.count(Record(f"r{number}", "g", {}), cropped, soft, spread, networks))
     return json.loads(json.dumps(found.json()))
 
 

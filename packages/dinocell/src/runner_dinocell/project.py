@@ -366,6 +366,8 @@ class DinoCell(Project):
         return Judging(
             scored=self._scored,
             judge=partial(judgement.judge, settings=self.config.predict, channels=self._channels),
+            as_arrays=whole.as_arrays,
+            from_arrays=whole.from_arrays,
             untrained=True,
             collect=outputs.collect,
         )

@@ -38,6 +38,16 @@ class Embedded:
         return np.asarray(self.windows.mean(0, dtype=np.float64), np.float32)
 
 
+def as_arrays(embedded: Embedded) -> dict[str, Array]:
+    """Return the arrays of a prediction by name."""
+    return {name: array for name, array in vars(embedded).items() if array is not None}
+
+
+def from_arrays(arrays: Mapping[str, Array]) -> Embedded:
+    """Return the prediction that `as_arrays` was given."""
+    return Embedded(**arrays)
+
+
 def side(config: CellConfig) -> int:
     """Return the side of a window in pixels.
 

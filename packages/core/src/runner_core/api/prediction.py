@@ -22,13 +22,13 @@ from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import PredictOptions
 from runner_core.cli.predict import (
     MaskFound,
-    collected,
     find_inputs,
     load_predictor,
     refuse_beside,
     refuse_mask,
     write_prediction,
 )
+from runner_core.cli.predict_parts import collected
 from runner_core.contract import Array, Arrays, Finding
 from runner_core.contract.records import AnyRecord
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local

@@ -123,7 +123,7 @@ class Run:
 
     def evaluate(
         self, data: AnyPath | None = None, *, split: str | None = None, out: AnyPath | None = None,
-        checkpoint: str | None = None, **settings: Any,
+        checkpoint: str | None = None, part: tuple[int, int] | None = None, **settings: Any,
     ) -> Scores:  # fmt: skip
         """Score whole records as `runner PROJECT evaluate` does. A record that cannot be scored is in `errors`.
 
@@ -132,6 +132,7 @@ class Run:
             split: validation, train, test or all. Default: validation; all if `data` is given.
             out: A new or empty folder. Default: a new one in the run folder, which the report shows.
             checkpoint: The name of a checkpoint, such as "step-00000120". Default: the best.
+            part: (2, 5) scores the second of five shares. The scores are empty until the last of them has joined all.
             settings: Settings that leave the model alone, by dotted or short name.
 
         Raises:
@@ -139,13 +140,22 @@ class Run:
         """
         from runner_core.cli.ensembles import start_from_runs
         from runner_core.cli.evaluate import evaluate_with
+        from runner_core.cli.evaluate_parts import evaluate_part
         from runner_core.cli.options import EvaluateOptions
 
-        given = {"run": self._checkpoint(checkpoint), "data": data, "split": split, "out": out, **settings}
+        given = {
+            "run": self._checkpoint(checkpoint),
+            "data": data,
+            "split": split,
+            "out": out,
+            "part": None if part is None else f"{part[0]}/{part[1]}",
+            **settings,
+        }
         with undisturbed() as framework:
             members = start_from_runs(self.project, "evaluate", EvaluateOptions, keywords(EvaluateOptions, given))
             framework(members[0].setup.project.framework)
-            return Scores.read(evaluate_with(members)[1])
+            evaluate = evaluate_with if part is None else evaluate_part
+            return Scores.read(evaluate(members)[1])
 
     def select(
         self, data: AnyPath | None = None, *, with_: AnyPath | list[AnyPath] | None = None,

@@ -36,7 +36,7 @@ PROJECT_COMMANDS = {
     "tune": ("measure", "try settings that might be faster, measure them, and write those that are"),
     "ablate": ("measure", "switch off each optimisation in turn, then all, to measure what each gains on your data"),
     "config": ("small", "print the settings that `train` would use"),
-    "evaluate": ("evaluate", "score whole records with a trained run: worst cases first"),
+    "evaluate": ("evaluate_parts", "score whole records with a trained run: worst cases first"),
     "select": ("select", "choose the decision's settings and views on records that the networks did not train on"),
     "predict": ("predict", "predict files or folders with a trained run"),
     "export": ("predict", "write a trained network for use without runner"),

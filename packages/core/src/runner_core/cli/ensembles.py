@@ -21,6 +21,7 @@ from runner_core.output.experiments import ExperimentFolder
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins.builtin import named_run
 from runner_core.plugins.settings import read_settings
+from runner_core.training.checkpoints import read_manifest
 from runner_core.training.ensembles import Ensemble, Member
 from runner_core.training.seen import History, Seen
 
@@ -88,6 +89,12 @@ def label(members: Sequence[Started[Any]], checkpoints: Sequence[str]) -> str:
         return f"{checkpoints[0]} of {run_of(members[0]).path}"
     names = [f"{run_of(m).path} ({checkpoint})" for m, checkpoint in zip(members, checkpoints, strict=True)]
     return f"{len(names)} runs together: {', '.join(names)}"
+
+
+def weights_text(members: Sequence[Started[Any]], checkpoints: Sequence[str]) -> str:
+    """Return text that no other networks have: the folds of two experiments have runs and steps of the same name."""
+    runs = zip(map(run_of, members), checkpoints, strict=True)
+    return ", ".join(f"{run.path.name}/{name} ({read_manifest(run.checkpoints / name).checksum})" for run, name in runs)
 
 
 def views_text(project: Project) -> str:

@@ -1,10 +1,11 @@
-"""`runner PROJECT evaluate RUN`: whole-record scores, worst cases first."""
+"""Whole-record scores of one process, worst cases first, and what those of several share (`evaluate_parts`)."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.progress import record_bar
 from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
-from runner_core.cli.ensembles import folder_of, label, load_ensemble, run_of, seen_by, start_from_runs, views_text
+from runner_core.cli.ensembles import folder_of, label, load_ensemble, run_of, seen_by, views_text
 from runner_core.cli.json_output import show_json, written_result
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started, load_networks
@@ -38,18 +39,70 @@ SCORED = "scored"
 _SHOWN_ROWS = 20
 
 
-def evaluate(name: str, arguments: Sequence[str]) -> int:
-    scores, _ = evaluate_with(start_from_runs(name, "evaluate", EvaluateOptions, arguments))
-    return BadInput.exit_code if scores.errors else 0
-
-
 def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, Path]:
     """Score the records, show and write the scores, and return them and their folder.
 
     Several runs predict together, and a record is predicted by those that were not trained on it.
     """
+    work = prepare(members)
+    done: list[Path] = []
+    with _folder(work, done) as out:
+        print(work.text())
+        with record_bar("scoring", len(work.records), sys.stdout) as bar:
+            scores = score_records(
+                *(RecordPipeline.of(work.setup), work.network, work.records),
+                untrained=work.untrained,
+                trained_on=work.trained_on,
+                bar=bar,
+            )
+        written = show_and_write(work, scores, out)
+    conclude(work, scores, written, done[0])
+    return scores, done[0]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is to be evaluated: the networks of `members` on `records`."""
+
+    members: Sequence[Started[EvaluateOptions]]
+    network: Infer | Ensemble
+    untrained: Infer | None
+    checkpoints: Sequence[str]
+    records: Sequence[Record]
+    trained_on: Callable[[AnyRecord], bool]
+    contents: Mapping[str, str | None]
+    """Digests of the records' images, by key."""
+    facts: dict[str, Any]
+    """What evaluation.json says."""
+    notes: Sequence[str]
+    """What is to be said after the scores."""
+
+    @property
+    def options(self) -> EvaluateOptions:
+        return self.members[0].options
+
+    @property
+    def setup(self) -> Setup:
+        return self.members[0].setup
+
+    @property
+    def place(self) -> Path:
+        """The folder of the run or the experiment, which gets the result."""
+        return folder_of(self.members, self.options.run)
+
+    def text(self) -> str:
+        """Return what is evaluated, in words."""
+        records = f"{counted(len(self.records), 'record')} ({self.facts['split']})"
+        text = f"{records} with {label(self.members, self.checkpoints)}{views_text(self.setup.project)}"
+        if isinstance(self.network, Ensemble) and any(map(self.network.left_out, self.records)):
+            text += "\neach record is predicted by the runs that were not trained on it"
+        return text
+
+
+def prepare(members: Sequence[Started[EvaluateOptions]]) -> Evaluation:
+    """Load the networks and find the records, and which of them were trained on."""
     started = members[0]
-    options, setup, run = started.options, started.setup, run_of(started)
+    options, setup = started.options, started.setup
     side = side_of(options, setup.project)
     sides = joined_split([read_split(run_of(member).path) for member in members])
     # before the records are read: `records` may use statistics
@@ -61,42 +114,40 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
         network = network.knowing(seen)
         network.refuse_mixed(records)
         trained_on = network.trained_on
+    contents = {record.key: digests[record.key] for record in records}
     found = facts(
         data=str(started.head["source"]),
         split=side,
         checkpoint=checkpoints[0] if len(members) == 1 else label(members, checkpoints),
-        contents={record.key: digests[record.key] for record in records},
+        contents=contents,
         settings=started.changed,
         versions=setup.engine.versions(),
     )
-    done: list[Path] = []
-    place = folder_of(members, options.run)
-    with _folder(setup.name, options.out, place, found, done) as out:
-        print(
-            f"{counted(len(records), 'record')} ({side}) with {label(members, checkpoints)}{views_text(setup.project)}"
-        )
-        if isinstance(network, Ensemble) and any(network.left_out(record) for record in records):
-            print("each record is predicted by the runs that were not trained on it")
-        scores, written = _score(setup, network, untrained, records, trained_on, out)
+    unknown = f"{run_of(started).path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on"
+    notes = [unknown] if sides is None else []
+    notes += dict.fromkeys(f"NOTE: {note}" for one in seen for note in one.notes)
+    return Evaluation(members, network, untrained, checkpoints, records, trained_on, contents, found, notes)
+
+
+def conclude(work: Evaluation, scores: Scores, written: Sequence[Path], folder: Path) -> None:
+    """Say where the result is, write the report that shows it, and name the records that could not be scored."""
+    run, place = run_of(work.members[0]), work.place
     if is_builtin(run.path):
         print(statement(run.path))
-    if sides is None:
-        print(f"{run.path} has no {SPLIT_FILE}: it is not known whether any of these records was trained on")
-    elif text := trained_on_text([row.trained_on for row in scores.rows]):
+    if text := trained_on_text([row.trained_on for row in scores.rows]):
         print(text)
-    for note in dict.fromkeys(note for one in seen for note in one.notes):
-        print(f"NOTE: {note}")
-    print(f"written: {', '.join(p.name for p in written)} in {done[0]}")
-    if done[0].absolute().parent == place.absolute():  # the report shows evaluations in its own folder
+    for note in work.notes:
+        print(note)
+    print(f"written: {', '.join(p.name for p in written)} in {folder}")
+    if folder.absolute().parent == place.absolute():  # the report shows evaluations in its own folder
         print(f"report: {write_report(run) if place == run.path else write_page(ExperimentFolder.open(place))}")
-    if options.json:
-        facts_file, scores_file = (written_result(done[0] / name) for name in (FACTS_FILE, SCORES_FILE))
-        show_json({"folder": done[0], **facts_file, "scores": scores_file})
+    if work.options.json:
+        facts_file, scores_file = (written_result(folder / name) for name in (FACTS_FILE, SCORES_FILE))
+        show_json({"folder": folder, **facts_file, "scores": scores_file})
     for error in scores.errors:
         print(f"warning: not scored: {error}", file=sys.stderr)
     if scores.errors:
         print(f"runner: {counted(len(scores.errors), 'record')} could not be scored (see above)", file=sys.stderr)
-    return scores, done[0]
 
 
 def _networks(members: Sequence[Started[EvaluateOptions]]) -> tuple[Infer | Ensemble, Infer | None, list[str]]:
@@ -109,40 +160,31 @@ def _networks(members: Sequence[Started[EvaluateOptions]]) -> tuple[Infer | Ense
 
 
 @contextmanager
-def _folder(name: str, out: Path | None, place: Path, found: dict[str, Any], done: list[Path]) -> Iterator[Path]:
+def _folder(work: Evaluation, done: list[Path]) -> Iterator[Path]:
     """Yield the folder to write into, and add its path to `done` afterwards.
 
-    It is the user's new or empty folder, or else a new one in `place`, the folder of the run or the experiment; below
-    `runs` if that is in a package.
+    It is the user's new or empty folder, or else a new one in the folder of the run or the experiment; below `runs` if
+    that is in a package.
     """
-    if out is None and not is_builtin(place):
-        with new_folder(place, found, done) as folder:
+    if work.options.out is None and not is_builtin(work.place):
+        with new_folder(work.place, work.facts, done) as folder:
             yield folder
         return
-    with claimed(name, "evaluate", out) as folder:
+    with claimed(work.setup.name, "evaluate", work.options.out) as folder:
         yield folder
-        replace_json(folder / FACTS_FILE, found)
+        replace_json(folder / FACTS_FILE, work.facts)
     done.append(folder)
 
 
-def _score(
-    setup: Setup,
-    network: Infer | Ensemble,
-    untrained: Infer | None,
-    records: Sequence[Record],
-    trained_on: Callable[[AnyRecord], bool],
-    out: Path,
-) -> tuple[Scores, list[Path]]:
-    """Score the records, print the scores and write them."""
-    pipeline = RecordPipeline.of(setup)
-    with record_bar("scoring", len(records), sys.stdout) as bar:
-        scores = score_records(*(pipeline, network, records), untrained=untrained, trained_on=trained_on, bar=bar)
+def show_and_write(work: Evaluation, scores: Scores, out: Path) -> list[Path]:
+    """Print the scores, write them and draw figures, and return the files."""
     for line in [*score_table(scores), *further_tables(scores)]:
         print(line)
     for key, finding in scores.remarks:
         print(f"{finding.level}: {key}: {finding.message}")
     with record_bar("drawing", figures_count(scores), sys.stdout) as bar:
-        return scores, write_scores(scores, out) + draw_figures(pipeline, network, scores, out, bar)
+        pipeline = RecordPipeline.of(work.setup)
+        return write_scores(scores, out) + draw_figures(pipeline, work.network, scores, out, bar)
 
 
 def side_of(options: EvaluateOptions, project: Project) -> str:

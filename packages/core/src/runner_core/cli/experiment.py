@@ -16,6 +16,7 @@ from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, RunnerError, Stopped, Unhealthy
 from runner_core.base.files import refuse_full_folder
 from runner_core.base.location import shell_word
+from runner_core.base.parts import Part
 from runner_core.base.text import counted
 from runner_core.base.writing import to_json, whole_folder
 from runner_core.cli.json_output import show_json, written_result
@@ -41,7 +42,7 @@ from runner_core.data.splits import SPLITS, split
 from runner_core.experiments.folds import column_of, groups_by, make_folds, refuse_ambiguous
 from runner_core.experiments.members import Runner, Words, progress, write_split
 from runner_core.experiments.result import SUMMARY_FILE, conclude
-from runner_core.output.experiments import FILE, SETTINGS_FILE, ExperimentFolder, Member, share_of
+from runner_core.output.experiments import FILE, SETTINGS_FILE, ExperimentFolder, Member
 from runner_core.output.pictures import file_name
 from runner_core.output.runfolder import RUNS, free_path
 from runner_core.plugins.settings import differences, save
@@ -86,7 +87,7 @@ def experiment_with(
     """
     options, plan = _KINDS[kind]
     started, folder = start(name, kind, options, arguments)
-    share_of(started.options.part)  # refuses another form
+    Part.of(started.options.part)  # refuses another form
     with claimed(started, folder, kind, plan, started.options.part) as found:
         begun(found)
         _train_members(found, started, new=folder is None)
@@ -94,7 +95,7 @@ def experiment_with(
 
 def _train_members(folder: ExperimentFolder, started: Started[ExperimentOptions], *, new: bool) -> None:
     """Train the members that are not done, and pool the scores of all."""
-    own = folder.members[share_of(started.options.part)]
+    own = Part.of(started.options.part).share(folder.members)
     left = [member for member in own if not folder.done(member)]
     if len(left) < len(own):
         print(f"{len(own) - len(left)} of {counted(len(own), 'run')} done already")

@@ -302,6 +302,11 @@ class EvaluateOptions(RunOptions, JsonOptions):
     out: Path | None = None
     """New or empty folder for scores and figures. Default: evaluation-SPLIT-DATA-TIME in the run folder, which the
     report shows. An older evaluation of the same data, split, checkpoint and settings is replaced."""
+    part: str = ""
+    """Score only a share of the records: 2/5 scores the second of five shares, on another machine perhaps. What was
+    scored already is skipped. Whichever part ends last joins all, as if one process had scored everything."""
+    merge: FlagCreatePairsOff[bool] = False
+    """Join what the parts have scored, or name those that are missing. The last part does it by itself."""
 
 
 @dataclass(kw_only=True)
@@ -328,8 +333,9 @@ class PredictOptions(RunOptions):
     out: Path
     """Folder for the predictions."""
     part: str = ""
-    """Predict only a share of the inputs: 2/5 takes the second of five shares, on another machine perhaps. A volume
-    that is predicted in blocks is itself divided into shares."""
+    """Predict only a share of the inputs: 2/5 takes the second of five shares, on another machine perhaps. What it has
+    written whole is skipped when the same line is typed again. Where predictions are combined into one file, whichever
+    part ends last does so. A volume that is predicted in blocks is itself divided into shares."""
     disagreement: FlagCreatePairsOff[bool] = False
     """Also write how much the runs of an ensemble disagree: KEY_disagreement, the standard deviation of their outputs
     in each voxel."""

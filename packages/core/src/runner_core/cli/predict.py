@@ -14,6 +14,7 @@ from typing import Any
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_full_folder, refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
+from runner_core.base.parts import Part
 from runner_core.base.progress import Estimate, record_bar
 from runner_core.base.text import counted, duration
 from runner_core.base.writing import replace_json
@@ -21,6 +22,7 @@ from runner_core.cli.blocks import blocks_of, predict_in_blocks, split_off_block
 from runner_core.cli.ensembles import label, load_ensemble, notes_of_training, run_of, start_from_runs, views_text
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import ExportOptions, PredictOptions
+from runner_core.cli.predict_parts import Written, divided
 from runner_core.cli.start import Started, load_network, load_state, refuse_url
 from runner_core.contract import Array, Infer
 from runner_core.contract.project import Project, views_of
@@ -30,7 +32,6 @@ from runner_core.contract.setup import Setup
 from runner_core.data.pairs.content import holds_classes
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.evaluations import remove_leftovers, write_whole
-from runner_core.output.experiments import share_of
 from runner_core.output.runfolder import IMPORTED
 from runner_core.plugins.builtin import CARD, is_builtin, statement
 from runner_core.plugins.discovery import find_project
@@ -54,7 +55,7 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     network, checkpoints = load_predictor(members)  # first: `inputs` may use statistics
     if options.disagreement:
         refuse_alone(network)
-    _refuse_part(setup.project, options.part)
+    Part.of(options.part)  # refuses another form
     records, failed = _inputs(setup, options)
     if not records:
         return _exit_code(failed) or BadInput.exit_code
@@ -66,19 +67,25 @@ def predict(name: str, arguments: Sequence[str]) -> int:
             print(statement(run))
     for note in notes_of_training(members, records) if len(members) > 1 else ():
         print(f"NOTE: {note}")
-    large, records = split_off_blocks(setup.project, records, options.part)
+    large, records = split_off_blocks(setup.project, records)
     failed += predict_in_blocks(members, network, checkpoints, large)
-    return _exit_code(failed + (_predict_whole(members, network, records) if records else 0))
+    if not options.part or not records:
+        written = Written(setup.project, options.out)
+        return _exit_code(failed + (_predict_whole(members, network, records, written) if records else 0))
+    with divided(members, checkpoints, records) as part:
+        return _exit_code(failed + _predict_whole(members, network, part.left, part))
 
 
 def _predict_whole(
-    members: Sequence[Started[PredictOptions]], network: Infer | Ensemble, records: list[AnyRecord]
+    members: Sequence[Started[PredictOptions]],
+    network: Infer | Ensemble,
+    records: Sequence[AnyRecord],
+    written: Written,
 ) -> int:
     """Predict records that memory holds, and return how many could not be predicted."""
     options, setup = members[0].options, members[0].setup
     pipeline, failed = RecordPipeline.of(setup), 0
     collect, check = setup.project.judging().collect, setup.project.checks().prediction
-    files: list[Path] = []
     masks = 0
     with record_bar("predicting", len(records), sys.stdout, partial(print, flush=True)) as bar:
         network = counting(_estimate(setup.project, records, len(members)), counting(bar, network))
@@ -93,35 +100,27 @@ def _predict_whole(
                     else:
                         prediction, further = predict_with(setup.project, cropped, network), None
                     del cropped
-                    written = write_prediction(setup.project, here, prediction, options.out, further)
+                    files = write_prediction(setup.project, here, prediction, options.out, further)
+                    written.add(record, files)
                     remarks = () if check is None else tuple(check(here, prediction))
             except MaskFound as error:
                 masks += 1
+                written.add(record, ())
                 print(f"note: left out: {error}")
                 continue
             except BadInput as error:
                 failed += 1
+                written.add(record, (), str(error))
                 print(f"warning: not predicted: {error}", file=sys.stderr)
                 continue
             finally:
                 bar.done()
-            files += written
-            print(record.key if collect else f"{record.key}: {', '.join(map(str, written))}")
+            print(record.key if collect else f"{record.key}: {', '.join(map(str, files))}")
             for finding in remarks:
                 print(f"{finding.level}: {record.key}: {finding.message}")
-    if files and collect:
-        print(f"written: {', '.join(map(str, collected(collect, files, options.out)))}")
-    if files and (summarise := setup.project.judging().summarise):
-        print(f"of all in {options.out}: {', '.join(path.name for path in summarise(options.out))}")
-    _report_masks(masks, len(records))
+    written.end()
+    _report_masks(masks, len(records), bool(options.part))
     return failed
-
-
-def _refuse_part(project: Project, part: str) -> None:
-    """Raise BadInput for a part of another form, or of what cannot be divided."""
-    share_of(part)
-    if part and project.judging().collect:
-        raise BadInput(f"--part {part}: these predictions are combined into one file at the end; leave --part out")
 
 
 def _estimate(project: Project, records: Sequence[Record], networks: int) -> Estimate:
@@ -140,9 +139,12 @@ def _estimate(project: Project, records: Sequence[Record], networks: int) -> Est
     return Estimate(calls, say)
 
 
-def _report_masks(masks: int, count: int) -> None:
-    """Say below a long list how many of `count` records were left out as masks; raise BadInput if all were."""
-    if masks == count:
+def _report_masks(masks: int, count: int, part: bool) -> None:
+    """Say below a long list how many of `count` records were left out as masks; raise BadInput if all were.
+
+    They may all be masks in a part of the records.
+    """
+    if masks == count and not part:
         raise BadInput("nothing was predicted: all files found look like masks (see above)")
     if masks:
         print(f"note: {counted(masks, 'file')} of {count:,} left out as masks (see above)", file=sys.stderr)
@@ -219,16 +221,6 @@ def _write(project: Project, record: Record, prediction: Any, folder: Path) -> S
     raise BadInput(
         f"project {project.name}: `write` must return the files that it wrote, a list of Path, not {shortened(written)}"
     )
-
-
-def collected(
-    collect: Callable[[Sequence[Path], Path], Sequence[Path]], files: Sequence[Path], out: Path
-) -> Sequence[Path]:
-    """Replace all files together with the files that the project makes of them, and return those."""
-    written = write_whole(out, partial(collect, files))
-    for path in set(files) - set(written):
-        path.unlink()
-    return written
 
 
 def export(name: str, arguments: Sequence[str]) -> int:

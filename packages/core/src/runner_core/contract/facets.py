@@ -334,6 +334,13 @@ class Judging:
 
     It returns None if the set is too small. The predictions of all scored records are kept in memory for it, so they
     must be small: embeddings, not volumes. Seed what is random."""
+    as_arrays: Callable[[Any], Arrays] | None = None
+    """`as_arrays(prediction)` returns what `judge` reads of a prediction, as arrays by name.
+
+    With `from_arrays`, several processes can divide the records of an evaluation (`--part`). Predictions that are
+    arrays themselves need neither."""
+    from_arrays: Callable[[Arrays], Any] | None = None
+    """`from_arrays(arrays)` returns a prediction made of what `as_arrays` returned."""
     untrained: bool = False
     """True if `judge` also needs predictions of the untrained network. Each record is then predicted twice."""
     pooled: Callable[[Sequence[Mapping[str, float]]], Mapping[str, float]] | None = None

@@ -13,7 +13,8 @@ from runner_core.contract.records import Record, Table
 from runner_core.experiments.choosing import Choice, Chooser, Gain, Values
 from runner_core.experiments.result import intervals
 from runner_core.output.report.page import Note, Page, decimal_or_dash, html
-from runner_core.training.evaluation import Row, Scores
+from runner_core.training.evaluation import Scores
+from runner_core.training.scoring import Row
 
 Result = Mapping[str, Any]
 _SHOWN = 20

@@ -12,7 +12,8 @@ from typing import Any
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.output.experiments import ExperimentFolder
-from runner_core.training.evaluation import Row, Scores, further_tables, goodness, means, over_set, read_scores
+from runner_core.training.evaluation import Scores, further_tables, means, over_set, read_scores
+from runner_core.training.scoring import Row, goodness
 
 
 @dataclass(frozen=True)

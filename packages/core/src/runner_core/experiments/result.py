@@ -26,7 +26,8 @@ from runner_core.output.report import evaluations, score_blocks
 from runner_core.output.report.charts import Series, line_chart, line_class
 from runner_core.output.report.page import Block, Markup, Note, Page, decimal_or_dash, html, is_number, lines
 from runner_core.tools.uncertainty import group_interval, mean
-from runner_core.training.evaluation import Row, Scores, over_set, read_scores, write_scores
+from runner_core.training.evaluation import Scores, over_set, read_scores, write_scores
+from runner_core.training.scoring import Row
 
 SUMMARY_FILE = "summary.json"
 _FEW_GROUPS = 5

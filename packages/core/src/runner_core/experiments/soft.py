@@ -29,7 +29,7 @@ from runner_core.data.pipeline import CroppedRecord, local
 from runner_core.experiments.choosing import Choice, Values
 from runner_core.output.pictures import file_name
 from runner_core.training.ensembles import Ensemble, Member
-from runner_core.training.evaluation import score_record
+from runner_core.training.scoring import score_record
 
 _SECONDS = "seconds"
 _SCORES = "scores.jsonl"

@@ -32,7 +32,7 @@ from runner_core.output.runfolder import RunFolder, free_path
 FACTS_FILE = "evaluation.json"
 UNSEEN = "not trained on"
 """Name of the scores of the records that no network which predicts them was trained on."""
-_FREE_SECTIONS = ("cache", "remote", "log")
+FREE_SECTIONS = ("cache", "remote", "log")
 """Settings that change no score."""
 
 
@@ -53,7 +53,7 @@ def facts(
     changed = {
         name: {"run": was, "evaluation": now}
         for name, (was, now) in settings.items()
-        if name.partition(".")[0] not in _FREE_SECTIONS
+        if name.partition(".")[0] not in FREE_SECTIONS
     }
     same = {"data": data, "split": split, "checkpoint": checkpoint, "settings": changed}
     return {

@@ -21,6 +21,7 @@ from typing import Any
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import read_json
+from runner_core.base.parts import Part
 from runner_core.base.writing import is_locked, lock, replace_json
 from runner_core.contract import Json
 from runner_core.output.runfolder import RunFolder
@@ -174,21 +175,11 @@ class ExperimentFolder:
     def _overlap(self, part: str, marker: Path) -> bool:
         """Return whether the shares of both have a member in common, or are the same."""
         other, numbers = marker.name.removeprefix(_RUNNING).replace("-of-", "/"), range(len(self.members))
-        return "" in (part, other) or bool({*numbers[share_of(part)]} & {*numbers[share_of(other)]})
+        return "" in (part, other) or not {*Part.of(part).share(numbers)}.isdisjoint(Part.of(other).share(numbers))
 
     def summary(self, member: Member) -> dict[str, Any]:
         """Return the member's summary.json, empty while there is none. Raises BadInput for a damaged one."""
         return self.run(member).read_summary()
-
-
-def share_of(part: str) -> slice:
-    """Return the members that `--part i/n` means. Raises BadInput."""
-    first, slash, count = part.partition("/")
-    if not part:
-        return slice(None)
-    if not (slash and first.isdecimal() and count.isdecimal() and 1 <= int(first) <= int(count)):
-        raise BadInput(f"--part is {part!r}; write i/n, as in 2/5 for the second of five shares")
-    return slice(int(first) - 1, None, int(count))
 
 
 def _held_by(marker: Path) -> str:

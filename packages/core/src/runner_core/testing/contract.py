@@ -36,6 +36,7 @@ CHECKS: tuple[Check, ...] = (
     using.prediction_is_written_in_its_own_grid,
     using.scores_fit_together,
     using.judgement_fits_together,
+    using.parts_join_to_the_whole,
     using.what_is_watched_is_drawn,
     using.export_writes_files,
 )

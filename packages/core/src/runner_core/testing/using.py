@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,8 @@ from runner_core.data.pipeline import CroppedRecord
 from runner_core.engines import returned
 from runner_core.output.pictures import write_pictures, write_png
 from runner_core.testing.case import Case, assert_equal
-from runner_core.training.evaluation import Scores, evaluate
+from runner_core.training.evaluation import Scores, evaluate, over_records, write_scores
+from runner_core.training.scoring import Scored, Scorer
 from runner_core.training.snapshots import draw_watched, read_watched
 
 
@@ -207,6 +209,31 @@ def what_is_watched_is_drawn(case: Case) -> None:
     for steps in ([1], [1, 2]):
         events = [{"event": "watch", "step": step, "arrays": kept} for step in steps]
         draw_watched(project, read_watched(events), folder)  # refuses anything but a picture
+
+
+def parts_join_to_the_whole(case: Case) -> None:
+    """Check that the scores of a few records, kept as text and read again, give the same scores of all, bit for bit."""
+    _assert_predicts(case)
+    project, judging = case.project, case.project.judging()
+    splits = {split: [case.records[n] for n in numbers] for split, numbers in case.data.splits.items()}
+    records = judging.to_score(splits)[:_FEW]
+    trained = case.network.infer
+    wanted = judging.untrained and judging.judge is not None
+    untrained = case.setup.engine.untrained(case.setup, case.trained[1]).infer if wanted else None
+    scorer = Scorer(case.pipeline, trained, untrained, lambda record: False)
+    found = [scorer(record) for record in records]
+    lines = [json.loads(one.line(project)) for one in found]
+    again = [Scored.of_line(project, record, line) for record, line in zip(records, lines, strict=True)]
+    whole, joined = case.folder / "whole", case.folder / "joined"
+    for folder, one in ((whole, found), (joined, again)):
+        folder.mkdir()
+        write_scores(over_records(project, one), folder)
+    for file in whole.iterdir():
+        assert file.read_bytes() == (joined / file.name).read_bytes(), f"{file.name} of parts is another one"
+
+
+_FEW = 3
+"""Records of which it is shown; each takes a whole prediction."""
 
 
 def _assert_shown(project: Project, scores: Scores) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -73,6 +73,16 @@ class Curve(ABC):
         """Add the counts of another curve of this kind."""
         for number, found in other.sums.items():
             self.sums[number] = self.sums.get(number, 0.0) + found
+
+    def state(self) -> dict[str, Any]:
+        """Return the counts as JSON, of which `restored` makes the same curve, bit for bit."""
+        return {"sums": {str(number): found.tolist() for number, found in self.sums.items()}}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Self:
+        curve = cls()
+        curve.sums = {int(number): np.array(found) for number, found in state["sums"].items()}
+        return curve
 
     def facts(self) -> dict[str, Any]:
         """Return the numbers of the result, and each bin's ends, voxels, mean prediction and mean truth."""
@@ -154,6 +164,16 @@ class Values(Curve):
         self.spread += other.spread
         super().add(other)
 
+    def state(self) -> dict[str, Any]:
+        own = {"width": self.width, "absolute": self.absolute, "spread": self.spread.tolist()}
+        return {**super().state(), **own}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Self:
+        curve = super().restored(state)
+        curve.width, curve.absolute, curve.spread = state["width"], state["absolute"], np.array(state["spread"])
+        return curve
+
     def bins(self) -> tuple[Sums, float]:
         width, found = self.width, dict(self.sums)
         while found and max(found) - min(found) >= _VALUE_BINS:
@@ -185,17 +205,17 @@ class Calibration:
             return None
         return cls(combining)
 
-    def add(
+    def count(
         self, record: Record, cropped: Cropped, soft: Array, spread: Array | None = None, networks: int = 1
-    ) -> None:
-        """Count the voxels of a record, if it has labels.
+    ) -> dict[str, Curve]:
+        """Return the counts of a record's voxels, for `add`; empty if it has no labels.
 
         `soft` is the first soft array. `spread` says how much several networks disagree about values.
         """
         assert self.combining.labels is not None
         truth = self.combining.labels(record, cropped)
         if truth is None:
-            return
+            return {}
         own: dict[str, Curve] = {}
         if self.combining.kind == "probabilities":
             for number, name in enumerate(self.combining.classes):
@@ -204,9 +224,17 @@ class Calibration:
             own[ALL] = _values(soft, truth, None, spread, networks)
             for name, mask in () if self.combining.regions is None else self.combining.regions(record, cropped):
                 own[name] = _values(soft, truth, mask, spread, networks)
-        own = {name: curve for name, curve in own.items() if curve.sums}
+        return {name: curve for name, curve in own.items() if curve.sums}
+
+    def restored(self, states: Mapping[str, Any]) -> dict[str, Curve]:
+        """Return a record's counts, of the `state` of each of its curves."""
+        kind = Probabilities if self.combining.kind == "probabilities" else Values
+        return {name: kind.restored(state) for name, state in states.items()}
+
+    def add(self, key: str, own: Mapping[str, Curve]) -> None:
+        """Add the counts of the record `key`."""
         if own:
-            self.records[record.key] = _over(own)
+            self.records[key] = _over(own)
         for name, curve in own.items():
             self.curves.setdefault(name, type(curve)()).add(curve)
 

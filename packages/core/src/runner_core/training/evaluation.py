@@ -19,36 +19,20 @@ from runner_core.base.errors import BadInput
 from runner_core.base.files import read_json
 from runner_core.base.progress import RecordBar
 from runner_core.base.writing import replace_csv, replace_json
-from runner_core.contract import Array, Cropped, Finding, Infer
-from runner_core.contract.facets import Checks, Judging
-from runner_core.contract.project import Project, overrides, views_of
-from runner_core.contract.records import AnyRecord, Judgement, Predicted, Record, Table
-from runner_core.contract.views import averaged
+from runner_core.contract import Array, Finding, Infer
+from runner_core.contract.facets import Judging
+from runner_core.contract.project import Project
+from runner_core.contract.records import AnyRecord, Judgement, Table
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.pictures import file_name, write_pictures, write_png
-from runner_core.training.calibration import Calibration
 from runner_core.training.calibration import tables as calibration_tables
-from runner_core.training.ensembles import Ensemble, baseline_with, counting, predict_with
+from runner_core.training.ensembles import Ensemble, counting, predict_with
+from runner_core.training.scoring import Row, Scored, Scorer, empty_calibration, goodness, numbers
 
 FIGURES = 6
 SCORES_FILE = "scores.json"
 SAID_EVERY = 100
 """Number of records between two progress lines, for records without scores of their own."""
-
-
-@dataclass
-class Row:
-    """Scores of one record, and the trivial method's scores if there is one."""
-
-    record: AnyRecord
-    scores: Mapping[str, float]
-    baseline: Mapping[str, float]
-    prediction: Any = None
-    """The prediction, kept for its picture if there are few records or if all are kept; more might not fit in memory.
-    """
-    trained_on: bool = False
-    """True if training used this record or another record of its group."""
-    remarks: Sequence[Finding] = ()
 
 
 @dataclass
@@ -116,42 +100,42 @@ def evaluate(
         trained_on: Tells if training used a record or another of its group.
         bar: Shows the progress.
     """
-    bar = bar or RecordBar()
-    infer, untrained = counting(bar, infer), untrained and bar.counting(untrained)
-    rows: list[Row] = []
-    predicted: list[Predicted] = []
-    errors: list[str] = []
-    project = pipeline.project
-    judging, checks = project.judging(), project.checks()
-    calibration = _calibration(project)
+    bar, project = bar or RecordBar(), pipeline.project
+    scorer = Scorer(pipeline, counting(bar, infer), untrained and bar.counting(untrained), trained_on)
+    found = []
+    for scored in score_each(scorer, records, say, bar):
+        if scored.predicted is None and len(records) > FIGURES:
+            scored.row.prediction = None
+        found.append(scored)
+    return over_records(project, found)
+
+
+def score_each(
+    scorer: Scorer, records: Sequence[AnyRecord], say: Callable[[str], None], bar: RecordBar
+) -> Iterator[Scored]:
+    """Score records, and say how far it is."""
+    shown = scorer.project.judging().shown
     for number, record in enumerate(records, 1):
         bar.begin(record.key)
         try:
-            with local(project, record) as here:
-                cropped = CroppedRecord(pipeline, here)
-                found = Predicted(
-                    record,
-                    _predict(project, cropped, here, infer, calibration),
-                    baseline_with(project, cropped, infer),
-                    None if untrained is None else project.predict(cropped, untrained),
-                    not trained_on(record),
-                )
-                del cropped  # `score` reads the record anew: both would need memory for two
-                row = _row(project, checks, found, here)
-        except BadInput as error:
-            errors.append(str(error))
-            continue
+            scored = scorer(record)
         finally:
             bar.done()
-        if judging.judge is not None:
-            predicted.append(found)
-        elif len(records) > FIGURES:
-            row.prediction = None
-        rows.append(row)
-        if row.scores or number % SAID_EVERY == 0 or number == len(records):
-            say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(row.scores, judging.shown))}")
+        yield scored
+        row = scored.row
+        if not scored.error and (row.scores or number % SAID_EVERY == 0 or number == len(records)):
+            say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(row.scores, shown))}")
         for finding in row.remarks:
             say(f"{finding.level}: {record.key}: {finding.message}")
+
+
+def over_records(project: Project, found: Sequence[Scored]) -> Scores:
+    """Return the scores of a set of records, each of which was scored by itself, in their order."""
+    judging, calibration = project.judging(), empty_calibration(project)
+    rows, errors = [one.row for one in found if not one.error], [one.error for one in found if one.error]
+    if calibration is not None:
+        for one in found:
+            calibration.add(one.row.record.key, one.curves)
     rows.sort(key=lambda row: goodness(project, row))
     own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
     unseen = [row for row in rows if not row.trained_on]
@@ -166,37 +150,8 @@ def evaluate(
         unseen_baseline=over_set(judging, [row.baseline for row in unseen if row.baseline]),
         calibration=calibrated,
     )
+    predicted = [one.predicted for one in found if one.predicted is not None]
     return scores if judging.judge is None or not predicted else _judged(project, judging.judge(predicted), scores)
-
-
-def _calibration(project: Project) -> Calibration | None:
-    """Return empty counts; None if predictions are not made of the project's `combining`, or cannot be calibrated."""
-    return None if overrides(project, "predict") else Calibration.of(project.combining())
-
-
-def _predict(
-    project: Project, cropped: Cropped, here: Record, network: Infer | Ensemble, calibration: Calibration | None
-) -> Any:
-    """Return the prediction of `predict_with`, and count its soft output."""
-    if calibration is None:
-        return predict_with(project, cropped, network)
-    combining, spread, count = calibration.combining, None, 1
-    if not isinstance(network, Ensemble):
-        soft = averaged(combining.soft, cropped, network, views_of(project))
-    elif combining.kind == "values" and (count := len(network.members_for(cropped.record))) > 1:
-        soft, spread = network.soft_and_spread(cropped)
-    else:
-        soft = network.soft(cropped)
-    calibration.add(here, cropped, next(iter(soft.values())), spread, count)
-    del spread
-    return combining.decide(cropped, soft)
-
-
-def _row(project: Project, checks: Checks, found: Predicted, here: Record) -> Row:
-    scores = score_record(project, here, found.prediction)
-    baseline = {} if found.baseline is None else score_record(project, here, found.baseline)
-    remarks = () if checks.prediction is None else tuple(checks.prediction(here, found.prediction))
-    return Row(found.record, scores, baseline, found.prediction, not found.unseen, remarks)
 
 
 def _judged(project: Project, found: Any, scores: Scores) -> Scores:
@@ -208,9 +163,9 @@ def _judged(project: Project, found: Any, scores: Scores) -> Scores:
         raise BadInput(f"{where}; it returned {type(found).__name__}")
     return replace(
         scores,
-        means=scores.means | _numbers(found.scores, where),
-        baseline=scores.baseline | _numbers(found.baseline, where),
-        further={method: _numbers(values, where) for method, values in found.further.items()},
+        means=scores.means | numbers(found.scores, where),
+        baseline=scores.baseline | numbers(found.baseline, where),
+        further={method: numbers(values, where) for method, values in found.further.items()},
         tables=[*scores.tables, *found.tables],
         pictures=found.pictures,
     )
@@ -317,29 +272,6 @@ def shown_scores(scores: Mapping[str, float | None]) -> str:
     'dice 0.9753  hd95 2  distance –'
     """
     return "  ".join(f"{name} {'–' if value is None else format(value, '.4g')}" for name, value in scores.items())
-
-
-def score_record(project: Project, record: Record, prediction: Any) -> dict[str, float]:
-    """Return the scores from `Project.score`; raise BadInput if they are not numbers by name."""
-    where = f"project {project.name}: `score` must return numbers by name, as in {{'dice': 0.9}}"
-    return _numbers(project.score(record, prediction), where)
-
-
-def _numbers(found: Any, where: str) -> dict[str, float]:
-    if not isinstance(found, Mapping):
-        raise BadInput(f"{where}; it returned {type(found).__name__}")
-    for name, value in found.items():
-        if isinstance(value, str) or not hasattr(value, "__float__"):
-            raise BadInput(f"{where}; {name!r} is {value!r}")
-    return dict(found)
-
-
-def goodness(project: Project, row: Row) -> float:
-    """Return the headline score so that larger is better; a score that is not finite is the worst."""
-    value = next(iter(row.scores.values()), 0.0)
-    if not math.isfinite(value):
-        return -math.inf
-    return value if project.monitor[1] == "max" else -value
 
 
 def _only(scores: Mapping[str, float], names: Sequence[str]) -> dict[str, float]:
