@@ -1,4 +1,4 @@
-"""Work in parts: `--part i/n` of `evaluate`, `predict` and `cache build` gives what one process gives, after kills too."""
+"""Parts of `evaluate`, `predict` and `cache build` give what one process gives, after kills too."""
 
 from __future__ import annotations
 
@@ -260,3 +260,107 @@ def test_a_part_is_done_once_at_a_time(tmp_path: Path) -> None:
     PartsFolder(folder.path).join(3, {"weights": "b"})  # what was joined makes room
     assert folder.parts == Part.all(3)
     assert not folder.lines(["a", "b", "c"])
+
+
+# ---------------------------------------------------------------- cache build
+
+_KILLED_AHEAD = """
+import os, signal, sys
+from runner_core.cli import main
+from runner_core.data.cache import ahead
+
+left, keep = int(sys.argv[1]), ahead.PrepareAhead.keep
+ahead._SECONDS_TO_NOTE = 0
+
+def killed(self, *record):
+    global left
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left -= 1
+    return keep(self, *record)
+
+ahead.PrepareAhead.keep = killed
+main(sys.argv[2:])
+"""
+)
+
+
+def caches(folder: Path) -> dict[str, bytes]:
+    """The files of finished caches, by their places; what changes with each use is left out."""
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in sorted(folder.glob("toy/*/*.flat/*"))
+        if file.name != "verified"
+    }
+
+
+def test_parts_of_a_cache_give_what_training_would_build(
+    here: Path, variables: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["toy", "phantom", "data"]) == 0
+    words = ["toy", "cache", "build", "--data", str(here / "data"), "--cache.workers", "1"]
+    assert main([*words, "--cache.dir", "whole"]) == 0
+    assert "10 records" in capsys.readouterr().out
+    built = caches(Path("whole"))
+    assert len(built) == 3
+    assert main([*words, "--cache.dir", "whole"]) == 0
+    assert "10 of 10 records ready" in capsys.readouterr().out
+    parts = [*words, "--cache.dir", str(here / "parts"), "--part"]
+    line = [sys.executable, "-c", _KILLED_AHEAD, "2", *parts, "2/3"]
+    done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+    assert main([*parts, "3/3"]) == 0
+    assert "part 3/3 is done; missing: 1/3, 2/3 (" in capsys.readouterr().out
+    assert main(["cache", "list", "--dir", "parts"]) == 0
+    assert "ahead" in capsys.readouterr().out
+    assert main([*parts, "2/3"]) == 0
+    said = capsys.readouterr().out
+    assert "of 3 records ready already" in said
+    assert "missing: 1/3" in said
+    assert not caches(Path("parts"))
+    assert main([*parts, "1/3"]) == 0
+    assert caches(Path("parts")) == built
+    assert not [*Path("parts").glob("toy/*/.ahead")]
+    for part in ("1/3", "2/2"):  # all is there: nothing to do, however it was divided
+        assert main([*parts, part]) == 0
+        assert "10 of 10 records ready" in capsys.readouterr().out
+    assert caches(Path("parts")) == built
+
+
+@torch
+def test_training_takes_what_was_prepared_ahead(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cache.dir", "cache", "--cache.workers", "1"]
+    assert main(["toy", "cache", "build", *words, "--part", "1/2"]) == 0
+    (file, *_) = sorted(Path("cache").glob("toy/*/.ahead/*/*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"?")  # a damaged one is prepared anew
+    capsys.readouterr()
+    quick = ["--epochs", "1", "--train.steps-per-epoch", "1", "--train.threads", "1"]
+    assert main(["toy", "train", *words, "--run-dir", "run", *quick]) == 0
+    assert "5 of 10 records ready" in capsys.readouterr().out
+    assert not [*Path("cache").glob("toy/*/.ahead")]
+    assert main(["toy", "cache", "build", *words]) == 0
+    assert "10 of 10 records ready" in capsys.readouterr().out
+    assert main(["toy", "cache", "build", "--cache.dir", "other", "--cache.workers", "1"]) == 0
+    assert caches(Path("cache")) == caches(Path("other"))
+
+
+def test_records_prepared_ahead_can_be_removed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toy", "phantom", "data"]) == 0
+    words = ["toy", "cache", "build", "--data", "data", "--cache.dir", "cache", "--cache.workers", "1", "--part", "1/2"]
+    Path("data/p0_a.npy").write_bytes(b"no array")
+    assert main(words) == 2
+    assert "p0_a.npy" in capsys.readouterr().err
+    assert len([*Path("cache").glob("toy/*/.ahead/*/*")]) == 4, "the sound ones are kept"
+    assert main(["cache", "verify", "--dir", "cache"]) == 0
+    assert main(["cache", "prune", "--dir", "cache", "--all"]) == 0
+    assert not [*Path("cache").glob("toy/*/.ahead")]
+    assert main(["toy", "cache", "build", "--cache.mode", "off"]) == 2
+    assert main(["toy", "cache", "list"]) == 2
+    assert "`runner cache list --project toy` does that" in capsys.readouterr().err
+
+
+def test_a_cache_is_built_without_a_framework(here: Path, variables: dict[str, str]) -> None:
+    code = "import sys; from runner_core.cli import main; sys.exit(main(sys.argv[1:]) or 'torch' in sys.modules)"
+    line = [sys.executable, "-c", code, "toy", "cache", "build", "--cache.dir", str(here / "cache")]
+    done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,3 +41,14 @@ class Part:
 
     def __str__(self) -> str:
         return f"{self.number}/{self.count}"
+
+
+def missing_parts(count: int, items: Sequence[T], done: Callable[[T], bool]) -> list[str]:
+    """Return which of `count` parts have records that are not done, each with how far it is."""
+    found = []
+    for part in Part.all(count):
+        own = part.share(items)
+        ready = sum(map(done, own))
+        if ready < len(own):
+            found.append(f"{part} ({ready} of {len(own)} records)" if ready else str(part))
+    return found

@@ -32,6 +32,10 @@ PROJECT_COMMANDS = {
     "sweep": ("sweep", "search settings by trials, and judge the best on records that the search never looked at"),
     "init-data": ("init_data", "write a table of a folder's images and labels by guessing, for you to correct"),
     "check": ("check", "audit the data before spending hours on it"),
+    "cache": (
+        "cache_build",
+        "`cache build` prepares what `train` would, before it: no GPU is needed, and parts can share it",
+    ),
     "profile": ("measure", "show where the time of a step goes, what limits it, and what would help"),
     "tune": ("measure", "try settings that might be faster, measure them, and write those that are"),
     "ablate": ("measure", "switch off each optimisation in turn, then all, to measure what each gains on your data"),

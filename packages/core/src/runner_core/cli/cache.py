@@ -41,7 +41,11 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    found = [entry for entry in manage.entries(options.dir, options.project) if entry.form != manage.STREAM]
+    found = [
+        entry
+        for entry in manage.entries(options.dir, options.project)
+        if entry.form not in (manage.STREAM, manage.AHEAD)
+    ]
     damaged = manage.verify(options.dir, options.project)
     for entry, problem in damaged:
         print(f"DAMAGED {entry.folder}: {problem}")

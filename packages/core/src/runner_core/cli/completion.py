@@ -52,7 +52,7 @@ _VALUES = {
     "split": ("validation", "train", "test", "all"),
 }
 """What may follow the commands' own flags."""
-_WORDS = ("run", "inputs", "folder")
+_WORDS = ("run", "inputs", "folder", "action")
 """Fields of the commands that are words, not flags."""
 
 Flags = dict[str, Flag]

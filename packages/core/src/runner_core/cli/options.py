@@ -166,6 +166,20 @@ class ConfigOptions(PresetOptions):
 
 
 @dataclass(kw_only=True)
+class CacheOptions(PresetOptions, JsonOptions):
+    """Prepare the records that `train` would with the same flags, before it: on a machine without GPU, for example.
+
+    Does nothing if the cache is there. After a kill, the same line goes on.
+    """
+
+    action: Annotated[Positional[Literal["build"]], tyro.conf.arg(metavar="build")]
+    """The word build."""
+    part: str = ""
+    """Prepare only a share of the records: 2/5 takes the second of five shares. Several machines that share the folder
+    of the cache can each do one. Whichever ends last builds the cache of all."""
+
+
+@dataclass(kw_only=True)
 class CheckOptions(PresetOptions, JsonOptions):
     """Audit the data, on screen and as report.html and check.json.
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import read_json
-from runner_core.base.parts import Part
+from runner_core.base.parts import Part, missing_parts
 from runner_core.base.text import first_few
 from runner_core.base.writing import append_line, json_text, lock, locked, make_folder, replace_json
 from runner_core.contract import Json
@@ -126,13 +126,7 @@ class PartsFolder:
 
     def missing(self, keys: Sequence[str], done: Container[str]) -> list[str]:
         """Return the parts of these records that are not done, each with how far it is."""
-        found = []
-        for part in self.parts:
-            own = part.share(keys)
-            count = sum(key in done for key in own)
-            if count < len(own):
-                found.append(f"{part} ({count} of {len(own)} records)" if count else str(part))
-        return found
+        return missing_parts(len(self.parts), keys, done.__contains__)
 
     @property
     def joined(self) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import json
 import math
 import shutil
 import uuid
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,7 +21,7 @@ from runner_core.base.files import size_text
 from runner_core.base.progress import progress
 from runner_core.base.workers import Work, Workers
 from runner_core.base.writing import NO_SPACE, flush, flush_all, move
-from runner_core.contract import Array, Json, Pipeline, StoredArray
+from runner_core.contract import Array, Arrays, Json, Pipeline, StoredArray
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.data.cache.folder import (
     TEMPORARY,
@@ -279,12 +279,18 @@ class Prepare:
             error.add_note(f"(preparing record {record.key})")
             raise
         try:
-            parts = {name: self._write(number, i, a) for i, (name, a) in enumerate(prepared.arrays.items())}
+            parts = self.keep(number, record, known, meta, prepared.arrays)
         except OSError as error:
             if error.errno in NO_SPACE:
                 return Outcome(number, full=True)
             raise
         return Outcome(number, known, meta, parts)
+
+    def keep(
+        self, number: int, record: AnyRecord, known: Known, meta: Mapping[str, Json], arrays: Arrays
+    ) -> Mapping[str, Part]:
+        """Write what was prepared, and return where it is."""
+        return {name: self._write(number, i, array) for i, (name, array) in enumerate(arrays.items())}
 
     def _write(self, number: int, index: int, array: Array) -> Part:
         path = None
@@ -326,7 +332,8 @@ def _results(workers: Workers, tasks: Iterator[Any], ahead: int) -> Iterator[Any
 class Builder:
     """Builds one cache below `parent`; the caller holds the build lock.
 
-    `known` (None for unknown records) and `reuse` (record number → open store and number in it) refer to `records`.
+    `known` (None for unknown records), `reuse` (record number → open store and number in it) and `ahead` (record number
+    → what returns the arrays and meta of a record that was prepared ahead, None if it is damaged) refer to `records`.
     """
 
     parent: Path
@@ -334,6 +341,7 @@ class Builder:
     records: Sequence[Record]
     known: list[Known | None]
     reuse: Mapping[int, tuple[PreparedStore, int]]
+    ahead: Mapping[int, Callable[[], tuple[Arrays, Mapping[str, Json]] | None]]
     storage: Storage
     processes: int
     index: Identities
@@ -393,7 +401,7 @@ class Builder:
 
     def _in_order(self, temporary: Path, say: Say) -> Generator[Any]:
         """Yield (arrays, meta) or an error message for each record, in order."""
-        numbers = [i for i in range(len(self.records)) if i not in self.reuse]
+        numbers = [i for i in range(len(self.records)) if i not in self.reuse and i not in self.ahead]
         tasks = [Task(i, self.records[i], self.known[i]) for i in numbers]
         work, early = Prepare(self.pipeline, temporary), dict[int, Outcome]()
         with (
@@ -404,6 +412,10 @@ class Builder:
                 if number in self.reuse:
                     store, there = self.reuse[number]
                     yield {name: a.read(there) for name, a in store.arrays.items()}, store.meta[there]
+                    continue
+                if number in self.ahead:
+                    task = Task(number, self.records[number], self.known[number])
+                    yield self.ahead[number]() or self._result(work(task))
                     continue
                 while number not in early:
                     outcome = next(outcomes)

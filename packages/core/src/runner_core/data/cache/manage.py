@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runner_core.base.text import counted
 from runner_core.base.writing import is_locked, locked
+from runner_core.data.cache.ahead import Ahead
 from runner_core.data.cache.folder import (
     Damaged,
     cache_root,
@@ -25,6 +26,8 @@ from runner_core.data.stream.lru import FOLDER, Lru
 
 STREAM = "stream"
 """Form of the entry for streamed records."""
+AHEAD = "ahead"
+"""Form of the entry for records that `cache build` has prepared, while others are missing."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Entry:
         records: Number of records.
         bytes: Their size.
         last_used: Seconds since the epoch.
-        form: flat (memory map), blosc2, an extension's, or `STREAM`, which holds records of all projects.
+        form: flat (memory map), blosc2, an extension's, `AHEAD`, or `STREAM`, which holds records of all projects.
         in_use: True if a process has it open.
         problem: What the sizes of its files show to be wrong, or "".
     """
@@ -55,6 +58,7 @@ class Entry:
 def entries(root: Path | None = None, project: str | None = None) -> list[Entry]:
     """Return every cache below `cache.dir` (None: the default folder), the last used first."""
     found = [_entry(folder) for parent in settings_folders(cache_root(root), project) for folder in caches(parent)]
+    found += [e for parent in settings_folders(cache_root(root), project) for e in _ahead(Ahead(parent))]
     found += _streamed(cache_root(root)) if project is None else []
     return sorted(found, key=lambda e: -e.last_used)
 
@@ -66,7 +70,7 @@ def verify(root: Path | None = None, project: str | None = None) -> list[tuple[E
     """
     damaged = []
     for entry in entries(root, project):
-        if entry.form == STREAM:
+        if entry.form in (STREAM, AHEAD):
             continue
         try:
             verify_folder(entry.folder)
@@ -136,6 +140,17 @@ def _entry(folder: Path) -> Entry:
     return Entry(folder, folder.parent.parent.name, records, size, used, form, is_locked(folder / "meta.json"), problem)
 
 
+def _ahead(ahead: Ahead) -> list[Entry]:
+    """Return the records that are prepared ahead as one cache, or [] if there are none."""
+    files = ahead.files()
+    if not files:
+        return []
+    stats = [file.stat() for file in files]
+    project, used = ahead.folder.parent.parent.name, max(stat.st_mtime for stat in stats)
+    size = sum(stat.st_size for stat in stats)
+    return [Entry(ahead.folder, project, len(files), size, used, AHEAD, is_locked(ahead.folder))]
+
+
 def _streamed(root: Path) -> list[Entry]:
     """Return the kept streamed records as one cache, or [] if there are none."""
     lru = Lru(root / FOLDER, 0)
@@ -148,6 +163,8 @@ def _streamed(root: Path) -> list[Entry]:
 
 def _remove(entry: Entry) -> str:
     """Delete a cache, or return why not."""
+    if entry.form == AHEAD:
+        return Ahead(entry.folder.parent).remove()
     if entry.form != STREAM:
         return remove(entry.folder)
     lru = Lru(entry.folder, 0)

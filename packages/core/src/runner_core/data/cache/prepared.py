@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from runner_core.base.errors import BadInput, DataErrors, RunnerError
 from runner_core.base.files import size_text
 from runner_core.base.location import Url
+from runner_core.base.parts import Part, missing_parts
 from runner_core.base.progress import progress
 from runner_core.base.text import counted
 from runner_core.contract import CachePlan, Pipeline, Store
 from runner_core.contract.records import AnyRecord, Record, at_url
+from runner_core.data.cache.ahead import Ahead, prepare_ahead, read_ahead
 from runner_core.data.cache.build import BLOSC2, FLAT, Builder, Prepare, Task, run_all
 from runner_core.data.cache.choose import STORAGES, Estimator, Size, choose_mode
 from runner_core.data.cache.folder import (
@@ -64,13 +67,19 @@ class Survey:
     known: list[Known | None]
     built: Mapping[str, Path]
     ready: Mapping[int, tuple[Path, int]]
+    ahead: Mapping[int, Path]
+    """Record number → file of a record that was prepared ahead and is in no cache."""
+
+    def left(self, numbers: Iterable[int]) -> list[int]:
+        """Return those of the records that must be prepared."""
+        return [number for number in numbers if number not in self.ready and number not in self.ahead]
 
 
-@dataclass(frozen=True)
-class _Planned:
+class _Planned(NamedTuple):
     records: list[Record]
     survey: Survey
     plan: CachePlan
+    size: Size
 
 
 class PreparedCache:
@@ -102,21 +111,21 @@ class PreparedCache:
         plan = CachePlan(
             mode=mode,
             records=len(records),
-            ready=len(survey.ready),
+            ready=len(survey.ready) + len(survey.ahead),
             disk_bytes=size.kept_by(self._storage(mode)),
             ram_bytes=size.plain if mode == "memory" else 0,
             device_bytes=size.plain if mode == "device" else 0,
             folder=survey.parent,
             notes=(why,) if why else (),
         )
-        self._planned = _Planned(list(records), survey, plan)
+        self._planned = _Planned(list(records), survey, plan, size)
         return plan
 
     def open(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> Store:
         """Build what is missing and open it; raise OutOfSpace, DataErrors or BadInput (folder not writable)."""
         if self._live_mode:
             return self._live(pipeline, records, say)
-        survey, plan = self._take_plan(pipeline, records)
+        _, survey, plan, _ = self._take_plan(pipeline, records)
         store = self._open_built(pipeline, records, survey, plan.mode, say)
         if store is not None:
             return store
@@ -124,13 +133,50 @@ class PreparedCache:
         with build_lock(parent, say):
             remove_leftovers(parent)
             survey = self._survey(pipeline, records, survey.known)
-            if None in survey.known and caches(parent):
+            if None in survey.known and (caches(parent) or Ahead(parent).folder.is_dir()):
                 survey = self._read_unknown(pipeline, records, survey, say)
             # another process may have built it meanwhile
             store = self._open_built(pipeline, records, survey, plan.mode, say)
             if store is None:
                 store = self._open(self._build(pipeline, records, survey, plan, say), plan.mode)
             return store
+
+    @property
+    def prepares_ahead(self) -> bool:
+        """Whether there is anything to build ahead of a training."""
+        return not self._live_mode
+
+    def build(
+        self, pipeline: Pipeline, records: Sequence[Record], part: Part, say: Say
+    ) -> tuple[Path | None, list[str]]:
+        """Prepare the records of a part, and build the cache of all if none is missing.
+
+        Return its folder, or None and the parts that are missing. Nothing is opened. A killed process loses the records
+        at which it worked, and no others. Raises OutOfSpace, BadInput (folder not writable), or DataErrors, after all
+        records of the part that are sound.
+        """
+        _, survey, plan, size = self._take_plan(pipeline, records)
+        name, numbers = self._storage(plan.mode).name, range(len(records))
+        if name not in survey.built:
+            own = part.share(numbers)
+            left = survey.left(own)
+            if done := len(own) - len(left):
+                say(f"{done} of {counted(len(own), 'record')} ready already")
+            tasks = [Task(number, records[number], survey.known[number]) for number in left]
+            processes = min(self._processes(len(left)), len(left))
+            space = size.plain * len(left) // len(records), plan.disk_bytes
+            prepare_ahead(survey.parent, pipeline, tasks, processes, space, self._index, say)
+        with build_lock(survey.parent, say):
+            remove_leftovers(survey.parent)
+            survey = self._survey(pipeline, records)
+            there = len(survey.ready) + len(Ahead(survey.parent).files())
+            if None in survey.known and there >= len(records):  # another machine may have prepared them, by other paths
+                survey = self._read_unknown(pipeline, records, survey, say)
+            if name in survey.built:
+                return survey.built[name], []
+            if absent := frozenset(survey.left(numbers)):
+                return None, missing_parts(part.count, numbers, lambda number: number not in absent)
+            return self._build(pipeline, records, survey, plan, say), []
 
     def _refuse_urls(self, records: Sequence[AnyRecord]) -> None:
         if remote := next(filter(at_url, records), None):
@@ -153,7 +199,7 @@ class PreparedCache:
 
     # ------------------------------------------------------------ what is there
 
-    def _take_plan(self, pipeline: Pipeline, records: Sequence[Record]) -> tuple[Survey, CachePlan]:
+    def _take_plan(self, pipeline: Pipeline, records: Sequence[Record]) -> _Planned:
         """Return the last plan, once, if it is for these records, so that their files are not inspected again."""
         parent = settings_folder(self._root, pipeline.settings)
         planned, self._planned = self._planned, None
@@ -161,7 +207,7 @@ class PreparedCache:
             self.plan(pipeline, records)
             planned, self._planned = self._planned, None
             assert planned is not None
-        return planned.survey, planned.plan
+        return planned
 
     def _survey(
         self, pipeline: Pipeline, records: Sequence[Record], known: Sequence[Known | None] | None = None
@@ -191,7 +237,20 @@ class PreparedCache:
             for number, (record, identity) in enumerate(zip(records, identities, strict=True))
             if identity is not None and (record.key, identity) in there
         }
-        return Survey(parent, found, built, ready)
+        ahead = self._ahead(parent, records, identities, ready)
+        return Survey(parent, found, built, ready, ahead)
+
+    def _ahead(
+        self, parent: Path, records: Sequence[Record], identities: Sequence[str | None], ready: Container[int]
+    ) -> dict[int, Path]:
+        files, found = Ahead(parent), dict[int, Path]()
+        if files.folder.is_dir():
+            for number, (record, identity) in enumerate(zip(records, identities, strict=True)):
+                if identity is not None and number not in ready:
+                    file = files.file(record.key, identity)
+                    if file.is_file():
+                        found[number] = file
+        return found
 
     def _size(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey) -> Size:
         for name, folder in survey.built.items():
@@ -248,8 +307,9 @@ class PreparedCache:
             records=records,
             known=list(survey.known),
             reuse=reuse,
+            ahead={number: partial(read_ahead, file) for number, file in survey.ahead.items()},
             storage=self._storage(plan.mode),
-            processes=self._processes(len(records) - len(reuse)),
+            processes=self._processes(len(records) - len(reuse) - len(survey.ahead)),
             index=self._index,
             max_bytes=math.inf if self._config.max_gb is None else self._config.max_gb * 1e9,
             needs=size_text(plan.disk_bytes),
@@ -257,7 +317,11 @@ class PreparedCache:
         try:
             for number, (store, there) in islice(reuse.items(), 1):
                 _refuse_stale(pipeline, records[number], store, there)
-            return builder.build(say)
+            for number, file in islice(survey.ahead.items(), 1):
+                _refuse_stale_ahead(pipeline, records[number], file)
+            folder = builder.build(say)
+            Ahead(survey.parent).discard(survey.ahead.values())
+            return folder
         finally:
             for store in stores.values():
                 store.close()
@@ -311,6 +375,17 @@ class PreparedCache:
         keys = [r.key for r in records]
         identity = store_identity(pipeline.settings, keys, [known.identity for known in found])
         return PreparedStore(keys, [o.meta for o in outcomes], arrays, identity)
+
+
+def _refuse_stale_ahead(pipeline: Pipeline, record: Record, file: Path) -> None:
+    """Raise BadInput if `record` gives other arrays today than those that were prepared ahead."""
+    found = read_ahead(file)
+    try:
+        prepared = pipeline(record).arrays
+    except (BadInput, OSError):
+        return
+    if found is not None and (other := differing(prepared, found.arrays)):
+        raise stale(file.parent.parent, pipeline, record, other)
 
 
 def _storage_name(cache: Path) -> str:
