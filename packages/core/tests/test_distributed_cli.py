@@ -89,8 +89,10 @@ def test_two_processes_are_one_run(runner: Runner, tmp_path: Path) -> None:
     assert (events.count("start"), events.count("validation"), events.count("end")) == (1, 1, 1)
     assert len(list(run.glob("tensorboard/events*"))) == int(tracked)
     assert "devices: 2" in (run / "config.yaml").read_text()
-    again = runner("toy", "evaluate", "run")  # in one process, on the settings of two
+    assert "scored 2/2 in 2 processes" in done.stdout
+    again = runner("toy", "evaluate", "run", "--out", "again")  # in one process, on the settings of two
     assert again.returncode == 0, again.stderr
+    assert (tmp_path / "again" / "scores.json").read_bytes() == (run / "scores.json").read_bytes()
 
 
 def test_a_killed_process_ends_all_and_the_run_goes_on_until_a_signal(launch: Launch, tmp_path: Path) -> None:

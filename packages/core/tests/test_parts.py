@@ -282,7 +282,6 @@ def killed(self, *record):
 ahead.PrepareAhead.keep = killed
 main(sys.argv[2:])
 """
-)
 
 
 def caches(folder: Path) -> dict[str, bytes]:

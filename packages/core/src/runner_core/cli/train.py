@@ -15,6 +15,7 @@ from typing import Any
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, OutOfSpace, PeerLost, RunnerError, Stopped, Unhealthy
 from runner_core.base.location import shell_word
+from runner_core.base.progress import RecordBar
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_text
 from runner_core.cli.crash import save_traceback
@@ -33,6 +34,7 @@ from runner_core.cli.train_text import (
 from runner_core.contract.project import Project, overrides, predicts
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data
+from runner_core.contract.team import Team
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
 from runner_core.data.duplicates import known_digests
@@ -46,12 +48,22 @@ from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.plugins.settings import PHANTOM, save
 from runner_core.training.data import open_data
-from runner_core.training.evaluation import draw_figures, evaluate, figures_count, no_better, versions, write_scores
+from runner_core.training.evaluation import (
+    draw_figures,
+    evaluate,
+    figures_count,
+    no_better,
+    over_records,
+    versions,
+    write_scores,
+)
+from runner_core.training.scoring import Scorer
 from runner_core.training.seen import CONTENTS_FILE, SPLIT_FILE, START_FILE, History, Seen, save_contents, save_split
 from runner_core.training.signals import outlive_terminal
 from runner_core.training.snapshots import draw_watched, read_watched
 from runner_core.training.start import save_start
 from runner_core.training.timing import BLOCK_FILE
+from runner_core.training.together import can_be_divided, cannot_help, score_together
 
 
 def train(name: str, arguments: Sequence[str]) -> int:
@@ -106,7 +118,10 @@ def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
         with noticing(setup.team):
             setup.team.share(None)  # the first prepares the data
             data = open_data(setup, silent.say, None if fresh else folder.path, started.before)
-            run_training(setup, data, folder, Sinks([], silent.say), silent, not fresh)
+            sinks = Sinks([], silent.say)
+            run_training(setup, data, folder, sinks, silent, not fresh, leaves=False)
+            _help_scoring(started, folder, data)
+            setup.team.leave()
     except PeerLost as error:
         _record_loss(started, folder, error)
         raise
@@ -223,7 +238,7 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     unwritten, summary = Unwritten(display), dict[str, Any]()
     phases.now = Phase.TRAINING
     try:
-        trained = summary = _summary(started, run_training(setup, data, folder, sinks, display, resume))
+        trained = summary = _summary(started, run_training(setup, data, folder, sinks, display, resume, leaves=False))
         unwritten.add([Path(path) for path in trained["unwritten"]])
         if trained["status"] == "done":
             phases.now = Phase.SCORING
@@ -234,6 +249,8 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
             _draw_watched(setup.project, folder, sinks, unwritten)
             summary = trained | _score(started, wanted, display, sinks, unwritten, summary=trained)
             phases.now = Phase.REPORT
+        else:
+            _score_alone(setup.team)
     except (Stopped, Unhealthy) as error:
         summary = _summary(started, getattr(error, "summary", {}))
         if isinstance(error, Stopped):
@@ -324,18 +341,25 @@ def _score(
     folder, project = started.run, started.setup.project
     assert folder is not None
     if not records:
+        _score_alone(started.setup.team)
         return {"scores": {}, "baseline": {}}
     begun, pipeline = time.monotonic(), RecordPipeline.of(started.setup)
     trained, untrained, checkpoint = load_networks(started, folder.path, display.say)
     noun = "record" if project.judging().scored is not None else "validation record"
     display.say(f"scoring {counted(len(records), noun)} with checkpoint {checkpoint}")
+    seen = _trained_on(started, folder, records)
+    team = started.setup.team
+    divided = team.count > 1 and can_be_divided(project)
     with display.records("scoring", len(records)) as bar:
-        scores = evaluate(
-            *(pipeline, trained.infer, records, display.say),
-            untrained=untrained,
-            trained_on=_trained_on(started, folder, records),
-            bar=bar,
-        )
+        team.share(checkpoint if divided else None)
+        if divided:
+            scorer = Scorer(pipeline, bar.counting(trained.infer), untrained and bar.counting(untrained), seen)
+            scores = over_records(project, score_together(team, scorer, records, display.say, bar))
+        else:
+            scores = evaluate(
+                *(pipeline, trained.infer, records, display.say), untrained=untrained, trained_on=seen, bar=bar
+            )
+    team.leave()
     for error in scores.errors:
         display.say(f"warning: not scored: {error}")
     health = list(summary["health"])
@@ -353,6 +377,29 @@ def _score(
     further = {method: scores.shown_of(values) for method, values in scores.further.items()}
     return {"scores": means, "baseline": baseline, **({"further": further} if further else {}),
             "scoring_errors": scores.errors, "scoring_seconds": seconds, "health": health}  # fmt: skip
+
+
+def _score_alone(team: Team) -> None:
+    """Let the other processes go, which wait to be told what to score."""
+    team.share(None)
+    team.leave()
+
+
+def _help_scoring(started: Started[Any], folder: RunFolder, data: Data) -> None:
+    """Score this process's share of the records, as `_score` of the first process does."""
+    setup = started.setup
+    checkpoint = setup.team.share(None)
+    if checkpoint is None:
+        return
+    records = _to_score(setup.project, data)
+    try:
+        trained, untrained, _ = load_networks(started, folder.checkpoints / str(checkpoint), lambda text: None)
+        seen = _trained_on(started, folder, records)
+    except (RunnerError, OSError):  # a file may be seen later on this machine than on the first
+        cannot_help(setup.team)
+        return
+    scorer = Scorer(RecordPipeline.of(setup), trained.infer, untrained, seen)
+    score_together(setup.team, scorer, records, lambda text: None, RecordBar())
 
 
 def _trained_on(started: Started[Any], folder: RunFolder, records: Sequence[Record]) -> Seen:

@@ -102,18 +102,13 @@ def evaluate(
     """
     bar, project = bar or RecordBar(), pipeline.project
     scorer = Scorer(pipeline, counting(bar, infer), untrained and bar.counting(untrained), trained_on)
-    found = []
-    for scored in score_each(scorer, records, say, bar):
-        if scored.predicted is None and len(records) > FIGURES:
-            scored.row.prediction = None
-        found.append(scored)
-    return over_records(project, found)
+    return over_records(project, list(score_each(scorer, records, say, bar, keep=len(records) <= FIGURES)))
 
 
 def score_each(
-    scorer: Scorer, records: Sequence[AnyRecord], say: Callable[[str], None], bar: RecordBar
+    scorer: Scorer, records: Sequence[AnyRecord], say: Callable[[str], None], bar: RecordBar, *, keep: bool = False
 ) -> Iterator[Scored]:
-    """Score records, and say how far it is."""
+    """Score records, and say how far it is; `keep` the predictions, which `judge` needs anyway."""
     shown = scorer.project.judging().shown
     for number, record in enumerate(records, 1):
         bar.begin(record.key)
@@ -121,8 +116,10 @@ def score_each(
             scored = scorer(record)
         finally:
             bar.done()
-        yield scored
         row = scored.row
+        if not keep and scored.predicted is None:
+            row.prediction = None
+        yield scored
         if not scored.error and (row.scores or number % SAID_EVERY == 0 or number == len(records)):
             say(f"scored {number}/{len(records)}  {record.key}  {shown_scores(_only(row.scores, shown))}")
         for finding in row.remarks:

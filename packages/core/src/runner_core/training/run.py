@@ -33,9 +33,18 @@ from runner_core.training.timing import BLOCK_FILE, kept_block
 
 
 def train(
-    setup: Setup, data: Data, run_folder: RunFolder, sinks: Sinks, display: Display, resume: bool
+    setup: Setup,
+    data: Data,
+    run_folder: RunFolder,
+    sinks: Sinks,
+    display: Display,
+    resume: bool,
+    *,
+    leaves: bool = True,
 ) -> dict[str, Any]:
     """Train to the end, or resume from the newest whole checkpoint; return the run's summary.
+
+    Several processes are no team afterwards, unless the training came to its end and `leaves` is False.
 
     Raises Unhealthy and Stopped, each with the summary so far as its attribute `summary`. Raises BadInput if the run
     cannot be continued with these settings, if memory does not suffice, or if the data cannot be used or turn out to be
@@ -59,7 +68,8 @@ def train(
             raise
         finally:
             run.close()
-        setup.team.leave()
+        if leaves:
+            setup.team.leave()
         return run.end("done", None)
 
 
