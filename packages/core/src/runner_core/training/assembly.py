@@ -127,8 +127,9 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
         say(f"{setup.team.count} processes train together: {trainer.strategy}")
         if trainer.undivided and "validation" in data.samples:
             say(
-                f"each of them validates all {len(data.samples['validation'])} samples, because the parts of "
-                f"{', '.join(trainer.undivided)} cannot be joined (`state` and `merge` of a metric)"
+                f"each of them validates all {len(data.samples['validation'])} samples, which takes "
+                f"{setup.team.count} times as long as a share, because the parts of {', '.join(trainer.undivided)} "
+                "cannot be joined (`state` and `merge` of a metric)"
             )
     memory = None  # planned before there are loaders, which only check their own memory
     if plans and setup.config.health.memory != "off":
