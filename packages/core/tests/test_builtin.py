@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import runner_core
 from runner_core import BadInput
+from runner_core.api.builtin import _half
 from runner_core.cli import main
 from runner_core.plugins.builtin import weights_of
 from runner_core.plugins.discovery import find_project
@@ -48,7 +50,8 @@ def test_weights_in_a_package_predict_score_and_start_trainings(
     assert main(["toy", "predict", "--weights", "builtin", str(image), "--out", "none"]) == 2
     assert "toy has no built-in weights" in capsys.readouterr().err
 
-    run = runner_core.train("toy", data=here / "data", run_dir=here / "run", epochs=1, **{"train.ema": 0.9})
+    settings = {"train.ema": 0.9, "cache.dir": here / "cache"}
+    run = runner_core.train("toy", data=here / "data", run_dir=here / "run", epochs=1, **settings)
     card = package.parent / "MODEL_CARD.md"
     with pytest.raises(BadInput, match=r"MODEL_CARD\.md"):
         runner_core.write_builtin(run.path, here / "no-card", statement=STATEMENT, files=[], settings={})
@@ -88,3 +91,13 @@ def test_weights_in_a_package_predict_score_and_start_trainings(
     (folder / "checkpoints" / f"step-{run.summary['best_step']:08d}" / "model.safetensors").write_bytes(b"changed")
     assert main(["toy", "predict", "--weights", "builtin", str(image), "--out", "c"]) == 2
     assert "damaged" in capsys.readouterr().err
+
+
+def test_what_16_bits_cannot_hold_is_refused() -> None:
+    small = _half(np.array([1.0, 1 / 3], np.float32), "w")
+    assert small.dtype == np.float16
+    np.testing.assert_allclose(small, [1, 1 / 3], rtol=1e-3)
+    counts = np.array([70000], np.int64)
+    assert _half(counts, "n") is counts
+    with pytest.raises(BadInput, match="w holds numbers that 16 bits cannot hold"):
+        _half(np.array([70000.0], np.float32), "w")

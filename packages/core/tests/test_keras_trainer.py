@@ -194,6 +194,42 @@ def test_sgd_is_nesterovs():
         trainer(Linear, train__optimizer="sgd")
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear", "poly"])
+def test_decay_and_schedule_are_what_the_settings_say(optimizer, schedule):
+    """Ten steps in float64 by hand: the rate of each step, and decay by this rate, apart from the gradient."""
+
+    class Default(Linear):
+        def optimizer(self, groups):
+            return None
+
+    settings = {"train__optimizer": optimizer, "train__schedule": schedule, "train__warmup": 0.2}
+    rate, decay, momentum = 0.05, 0.1, 0.9
+    ours = trainer(Default, train__learning_rate=rate, train__weight_decay=decay, train__momentum=momentum, **settings)
+    values, rates = weights(ours.network), []
+    first, second = [0 * v for v in values], [0 * v for v in values]
+    for step in range(10):
+        passed = max(0.0, (step - 2) / 8)
+        falls = {"constant": 1, "cosine": (1 + np.cos(np.pi * passed)) / 2, "linear": 1 - passed}
+        now = rate * ((step + 1) / 2 if step < 2 else falls.get(schedule, (1 - passed) ** 0.9))
+        rates.append(now)
+        batch, _ = host_batch(step)
+        gradients, _ = plain_gradients(values, batch.arrays["x"].astype(float), batch.arrays["y"].astype(float))
+        ours.train_step(batch, step)
+        for i, g in enumerate(gradients):
+            if optimizer == "sgd":
+                first[i] = momentum * first[i] - now * g
+                move = momentum * first[i] - now * g
+            else:
+                first[i], second[i] = 0.9 * first[i] + 0.1 * g, 0.999 * second[i] + 0.001 * g**2
+                mean, square = first[i] / (1 - 0.9 ** (step + 1)), second[i] / (1 - 0.999 ** (step + 1))
+                move = -now * mean / (np.sqrt(square) + 1e-7)
+            values[i] = values[i] * (1 - now * decay) + move
+        assert ours.read_log()["learning_rate"] == pytest.approx(now, rel=1e-5)
+    for own, wanted in zip(weights(ours.network), values, strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-3, atol=1e-4)
+
+
 def test_a_rate_that_falls_at_the_end():
     ours = trainer(keras_toy.KerasToy, steps=10, train__schedule="wsd", train__warmup=0.4, train__learning_rate=2.0)
     seen = []

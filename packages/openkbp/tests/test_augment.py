@@ -195,3 +195,17 @@ def test_half_of_the_patients_are_mirrored() -> None:
     ct = numpy(augment(batch, AugmentConfig(), keras.random.SeedGenerator(0)))["ct"]
     assert 0.45 < (ct[:, 0, 3, 0] == 1).mean() < 0.55
     assert (ct.sum((1, 2, 3)) == 1).all()
+
+
+def test_parts_that_are_not_square(decoded: dict[str, np.ndarray]) -> None:
+    """Half a turn, a move by whole voxels and no change are exact on 6 × 8 × 5 too."""
+    part = {name: decoded[name][:, :6, :, :5] for name in ("ct", "masks", "dose")}
+    turned = rotate(part, np.full(2, math.pi))
+    ones, none = np.ones(2, np.float32), np.zeros(2, np.float32)
+    moved = numpy(warp_plane(part, none, ones, np.array([[2 / 6, -1 / 8]] * 2, np.float32)))
+    moved = numpy(warp_length(moved, ones, np.full(2, 1 / 5, np.float32)))
+    for name, values in part.items():
+        np.testing.assert_allclose(turned[name], values[:, ::-1, ::-1], rtol=1e-3, atol=0.2)
+        expected = np.zeros_like(values)
+        expected[:, 2:, :-1, 1:] = values[:, :-2, 1:, :-1]
+        np.testing.assert_allclose(moved[name], expected, rtol=1e-3, atol=0.2)

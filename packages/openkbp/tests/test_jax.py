@@ -12,7 +12,7 @@ import keras
 import pytest
 
 HERE = Path(__file__).parent
-SAME = ("test_losses.py", "test_augment.py", "test_network.py")
+SAME = ("test_losses.py", "test_augment.py", "test_network.py", "test_residual.py")
 """Tests of numbers, written for either backend."""
 SLOW = "not parameters and not layers and not without_runner"
 """Minutes under JAX, and nothing of its own to show."""

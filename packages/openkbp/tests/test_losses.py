@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 from runner_openkbp.config import LossConfig
-from runner_openkbp.losses import DOSES, SOFTNESS, STEP, dvh_distance, mae
+from runner_openkbp.losses import DOSES, SOFTNESS, STEP, dvh_distance, mae, regions_mae
 from runner_openkbp.metrics import dose_error
 from runner_openkbp.objective import objective
 
@@ -54,6 +54,20 @@ def test_mean_absolute_error(doses: tuple[np.ndarray, np.ndarray], rng: np.rando
     mask = (rng.random(SHAPE) < [[[[[0.9]]]], [[[[0.1]]]]]).astype(np.float32)
     by_patient = [np.abs(dose - reference)[p][mask[p] > 0].mean(dtype=float) for p in range(2)]
     assert float(mae(dose, reference, mask)) == pytest.approx(np.mean(by_patient), rel=1e-5)
+
+
+def test_every_region_counts_alike(
+    doses: tuple[np.ndarray, np.ndarray], rois: np.ndarray, gradient: Callable[..., np.ndarray]
+) -> None:
+    """The mean of the regions' own mean errors; each voxel's gradient is its sign over its regions' sizes."""
+    reference, dose = doses
+    error, there = np.abs(dose - reference)[..., 0].astype(float), rois.sum((1, 2, 3)) > 0
+    means = [error[p][rois[p, ..., r] > 0].mean() for p, r in np.argwhere(there)]
+    assert float(regions_mae(dose, reference, rois)) == pytest.approx(np.mean(means), rel=1e-5)
+    share = (rois / np.maximum(rois.sum((1, 2, 3), keepdims=True), 1)).sum(-1, keepdims=True) / there.sum()
+    found = gradient(lambda d: regions_mae(d, reference, rois), dose)
+    np.testing.assert_allclose(found, np.sign(dose - reference) * share, rtol=1e-4, atol=1e-9)
+    assert float(regions_mae(dose, reference, 0 * rois)) == 0
 
 
 def test_dvh_loss_is_the_area_between_the_curves(doses: tuple[np.ndarray, np.ndarray], rois: np.ndarray) -> None:

@@ -54,6 +54,7 @@ def batch(write_boxes: Callable[..., Path]) -> dict[str, np.ndarray]:
         ({"model__momentum": 1.0}, "model.momentum"),
         ({"model__start": -1.0}, "model.start"),
         ({"loss__mae": 0.0}, "nothing would be learned"),
+        ({"loss__regions": -1.0}, "loss.regions"),
         ({"loss__dvh": -1.0}, "loss.dvh"),
         ({"augment__rotate": 200.0}, "augment.rotate"),
         ({"augment__scale": 1.5}, "augment.scale"),
@@ -81,6 +82,15 @@ def test_default_is_what_its_users_had() -> None:
     optimizer = OpenKBP(config).learning().optimizer(None)
     assert (optimizer.beta_1, optimizer.beta_2) == (0.5, 0.999)
     assert optimizer.weight_decay is None
+
+
+def test_published_is_default_with_a_constant_rate() -> None:
+    from runner_core import flat
+
+    default, published = flat(PRESETS["default"]()), flat(PRESETS["published"]())
+    assert {name: value for name, value in published.items() if value != default[name]} == {
+        "train.schedule": "constant", "train.warmup": 0.0
+    }  # fmt: skip
 
 
 def test_weight_decay_is_what_the_setting_says() -> None:

@@ -6,6 +6,7 @@ It works on the packed masks (one integer per voxel), so that eleven masks cost 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -53,8 +54,8 @@ def warp_plane(batch: Tensors, angle: Any, scale: Any, shift: Any) -> Tensors:
     share of the grid. CT and dose are interpolated linearly, masks take the nearest voxel. Voxels from outside the grid
     are 0: air in raw CT numbers, no mask, no dose.
     """
-    _, size, _, depth = batch["ct"].shape
-    y, x = _source(angle, scale, shift, size)
+    _, *plane, depth = batch["ct"].shape
+    y, x = _source(angle, scale, shift, plane)
     values = ops.concatenate([batch["ct"], batch["dose"]], axis=-1)
     low_y, low_x = ops.floor(y), ops.floor(x)
     down, right = (y - low_y)[..., None], (x - low_x)[..., None]
@@ -70,40 +71,43 @@ def warp_length(batch: Tensors, scale: Any, shift: Any) -> Tensors:
 
     Interpolation is that of `warp_plane`.
     """
-    count, size, _, depth = batch["ct"].shape
+    count, height, width, depth = batch["ct"].shape
     places = ops.arange(depth, dtype="float32")
     centre = (depth - 1) / 2
     source = (places - centre - depth * shift[:, None]) / scale[:, None] + centre
     weights = ops.relu(1 - ops.abs(source[:, None, :] - places[:, None]))  # (B, from, to)
 
     def linear(volume: Any) -> Any:
-        lines = ops.reshape(volume, (count, size * size, depth))
+        lines = ops.reshape(volume, (count, height * width, depth))
         return ops.reshape(ops.matmul(lines, weights), volume.shape)
 
     nearest = ops.floor(source + 0.5)
     inside = (nearest >= 0) & (nearest < depth)
     index = ops.cast(ops.clip(nearest, 0, depth - 1), "int32") + depth * ops.arange(count, dtype="int32")[:, None]
-    slices = ops.reshape(ops.transpose(batch["masks"], (0, 3, 1, 2)), (count * depth, size, size))
+    slices = ops.reshape(ops.transpose(batch["masks"], (0, 3, 1, 2)), (count * depth, height, width))
     picked = ops.take(slices, index, axis=0)
     masks = ops.where(inside[:, :, None, None], picked, ops.zeros_like(picked))
     return {"ct": linear(batch["ct"]), "masks": ops.transpose(masks, (0, 2, 3, 1)), "dose": linear(batch["dose"])}
 
 
-def _source(angle: Any, scale: Any, shift: Any, size: int) -> tuple[Any, Any]:
-    """Return the source rows and columns (B, size, size) of each voxel of the warped slice."""
-    centre = (size - 1) / 2
-    at = (ops.arange(size, dtype="float32") - centre - size * shift[..., None]) / scale[:, None, None]  # (B, 2, size)
-    rows, columns = at[:, 0, :, None], at[:, 1, None, :]
+def _source(angle: Any, scale: Any, shift: Any, plane: Sequence[int]) -> tuple[Any, Any]:
+    """Return the source rows and columns (B, H, W) of each voxel of the warped slice; `plane` is (H, W)."""
+    centres = [(size - 1) / 2 for size in plane]
+    rows, columns = (
+        (ops.arange(size, dtype="float32") - centre - size * shift[:, axis, None]) / scale[:, None]
+        for axis, (size, centre) in enumerate(zip(plane, centres, strict=True))
+    )
+    rows, columns = rows[:, :, None], columns[:, None, :]
     cos, sin = ops.cos(angle)[:, None, None], ops.sin(angle)[:, None, None]
-    return cos * rows + sin * columns + centre, cos * columns - sin * rows + centre
+    return cos * rows + sin * columns + centres[0], cos * columns - sin * rows + centres[1]
 
 
 def _pick(values: Any, rows: Any, columns: Any) -> Any:
-    """Return values (B, S, S, C) at rows and columns (B, S, S, whole numbers): (B, S, S, C), 0 outside."""
-    count, size, _, channels = values.shape
-    inside = (rows >= 0) & (rows < size) & (columns >= 0) & (columns < size)
-    row = ops.cast(ops.clip(rows, 0, size - 1), "int32")
-    column = ops.cast(ops.clip(columns, 0, size - 1), "int32")
-    index = (ops.arange(count, dtype="int32")[:, None, None] * size + row) * size + column
-    picked = ops.take(ops.reshape(values, (count * size * size, channels)), index, axis=0)
+    """Return values (B, H, W, C) at rows and columns (B, H, W, whole numbers): (B, H, W, C), 0 outside."""
+    count, height, width, channels = values.shape
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    row = ops.cast(ops.clip(rows, 0, height - 1), "int32")
+    column = ops.cast(ops.clip(columns, 0, width - 1), "int32")
+    index = (ops.arange(count, dtype="int32")[:, None, None] * height + row) * width + column
+    picked = ops.take(ops.reshape(values, (count * height * width, channels)), index, axis=0)
     return ops.where(inside[..., None], picked, ops.zeros_like(picked))

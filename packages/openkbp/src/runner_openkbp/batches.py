@@ -13,13 +13,19 @@ from runner_openkbp.rois import POSSIBLE, ROIS, bit
 
 
 def on_device(batch: Tensors, config: OpenKBPConfig, rng: Any | None) -> Tensors:
-    """Return the network's inputs (see `images`) from a stored batch, augmented if `rng` is given."""
+    """Return the network's inputs (see `images`) from a stored batch, augmented if `rng` is given.
+
+    For the residual network the image's twelfth channel is the possible-dose mask.
+    """
     out = decode(batch)
     if rng is not None:
         from runner_openkbp.augment import augment
 
         out = augment(out, config.augment, rng)
-    return images(out, config.data.ct_offset, config.data.ct_window)
+    out = images(out, config.data.ct_offset, config.data.ct_window)
+    if config.model.network == "residual":
+        out["image"] = ops.concatenate([out["image"], out["mask"]], axis=-1)
+    return out
 
 
 def decode(batch: Tensors) -> Tensors:

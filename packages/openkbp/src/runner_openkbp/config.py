@@ -31,6 +31,10 @@ class DoseDataConfig(FilesConfig):
     """Voxels per side of the grid that the network works on. Below 128, each voxel of CT and dose is the mean of the
     voxels it replaces, and each voxel of a region their majority. Predictions are brought back to 128³, where all
     scores are computed."""
+    patch: tuple[int, ...] = ()
+    """Size (three numbers of voxels) of the random part of a patient in each training sample. It covers as much of the
+    possible-dose mask as it can. For model.network residual; validation and prediction see whole patients. Default:
+    training sees whole patients too."""
     ct_offset: float = 1024.0
     """Number to subtract from a stored CT value to get HU. The challenge's values run from 1 to 28036 and hold HU +
     1024."""
@@ -50,6 +54,10 @@ class DoseDataConfig(FilesConfig):
 
 @dataclass
 class ModelConfig:
+    network: Literal["challenge", "residual"] = "challenge"
+    """challenge: the challenge's U-Net. residual: a residual U-Net without normalisation that works at half the grid's
+    resolution, so that a CPU can train it on 128³; it also sees the possible-dose mask. Both have model.start; widths,
+    blocks and refine are the residual's, the other settings the challenge's."""
     features: Annotated[int, Within(1, 1024)] = 64
     """Channels of the first level; the levels below have 2, 4 and 8 times as many. 64 gives the challenge's network."""
     cascade: bool = False
@@ -64,6 +72,18 @@ class ModelConfig:
     start: Annotated[float, Within(0, 100)] = 0.0
     """Mean output (Gy) of an untrained network. At 0, as in the challenge's code, half of the voxels start below the
     ReLU and learn nothing. If the loss is inside the mask, a start near the mean dose there is better."""
+    widths: tuple[int, ...] = (32, 64, 96, 96)
+    """residual: channels of each level, from half the grid's resolution down."""
+    blocks: Annotated[int, Within(1, 16)] = 1
+    """residual: blocks of two convolutions at each level, on the way down and on the way up."""
+    refine: Annotated[int, Within(0, 64)] = 8
+    """residual: channels of the last two convolutions, which work on the whole grid and see the images once more. 0: no
+    such convolutions."""
+
+    @property
+    def unit(self) -> int:
+        """Number of voxels of which the sides of the residual network's input are multiples."""
+        return int(2 ** len(self.widths))
 
 
 @dataclass
@@ -72,6 +92,9 @@ class LossConfig:
     """Weight of the mean absolute error of the dose (Gy)."""
     masked: bool = False
     """Average over the possible-dose mask, as the dose score does, instead of over the whole volume."""
+    regions: Annotated[float, AtLeast(0)] = 0.0
+    """Weight of the mean absolute error inside organs and targets (Gy), where each of them counts as much as any other,
+    however small it is."""
     dvh: Annotated[float, AtLeast(0)] = 0.0
     """Weight of the area between the dose-volume histograms of prediction and reference (Gy)."""
 
@@ -127,8 +150,26 @@ class OpenKBPConfig(RunConfig):
             yield f"data.size is {data.size}; the network works on 128, 64 or 32 voxels a side"
         if not data.ct_window[0] < data.ct_window[1]:
             yield f"data.ct_window is {data.ct_window}; its first number must be below its second"
-        if not (loss.mae or loss.dvh):
-            yield "loss.mae and loss.dvh are both 0: nothing would be learned"
+        if not (loss.mae or loss.regions or loss.dvh):
+            yield "loss.mae, loss.regions and loss.dvh are all 0: nothing would be learned"
+        yield from _network_faults(data, self.model)
+
+
+def _network_faults(data: DoseDataConfig, model: ModelConfig) -> Iterator[str]:
+    if model.network == "challenge":
+        if data.patch:
+            yield "data.patch is for model.network residual; the challenge's network sees whole patients: leave it out"
+        return
+    if model.cascade or model.recompute:
+        yield "model.cascade and model.recompute are for model.network challenge: leave them out"
+    if not model.widths or min(model.widths) < 1:
+        yield f"model.widths is {model.widths}; name a number of channels for each level, such as 32 64 96 96"
+        return
+    unit = model.unit
+    if data.size % unit:
+        yield f"data.size {data.size} is no multiple of {unit}, as {len(model.widths)} model.widths need: name fewer"
+    if data.patch and (len(data.patch) != 3 or any(n < 1 or n > data.size or n % unit for n in data.patch)):
+        yield f"data.patch is {data.patch}; name three multiples of {unit}, 2 for each level, up to {data.size}"
 
 
 @dataclass
@@ -154,14 +195,20 @@ class DosePredictOptions:
 def default() -> OpenKBPConfig:
     """Train the challenge's network (117 M parameters) at 128³, 100 epochs of batches of 2; for a GPU.
 
-    The learning rate is the challenge's, 2e-4, but it warms up and falls along a cosine. For the published constant
-    rate use --train.schedule constant --train.warmup 0.
+    The learning rate is the challenge's, 2e-4, but it warms up and falls along a cosine; `published` keeps it constant.
     """
     config = OpenKBPConfig()
     config.train.batch_size = 2
     config.train.epochs = 100
     config.train.learning_rate = 2e-4
     config.checkpoint.every, config.checkpoint.keep = 10, 5
+    return config
+
+
+def published() -> OpenKBPConfig:
+    """Train as the challenge's own code does: default with a constant learning rate, 2e-4 from the first step on."""
+    config = default()
+    config.train.schedule, config.train.warmup = "constant", 0.0
     return config
 
 
@@ -196,8 +243,27 @@ def demo() -> OpenKBPConfig:
     return config
 
 
+def small() -> OpenKBPConfig:
+    """Train a residual U-Net (2.3 M parameters) on parts of patients at 128³; for two CPU cores and an hour or two.
+
+    The built-in weights were trained with it.
+    """
+    config = default()
+    config.data.patch = (64, 112, 48)
+    config.model.network = "residual"
+    config.model.start = 20.0
+    config.loss.masked, config.loss.regions = True, 0.5
+    config.augment = AugmentConfig(rotate=10.0, scale=0.1)
+    config.train.batch_size, config.train.learning_rate, config.train.clip = 1, 1e-3, 20.0
+    config.train.epochs, config.train.ema = 75, 0.998
+    config.validate.every, config.checkpoint.every = 5, 5
+    return config
+
+
 PRESETS: dict[str, Callable[[], OpenKBPConfig]] = {
     "default": default,
+    "published": published,
+    "small": small,
     "large": large,
     "demo": demo,
 }

@@ -26,6 +26,8 @@ def description(config: OpenKBPConfig) -> dict[str, Json]:
     """Return everything that `OpenKBP.predict` does around the network, in numbers and words."""
     size, data = config.data.size, config.data
     factor = SIDE // size
+    residual = config.model.network == "residual"
+    channels = ["ct", *ROIS, *([POSSIBLE] if residual else [])]
     pooled = f"over each block of {factor} x {factor} x {factor} voxels" if factor > 1 else "none: the grid stays"
     return {
         "project": "openkbp",
@@ -38,13 +40,15 @@ def description(config: OpenKBPConfig) -> dict[str, Json]:
             "masks": "1 inside; a region that the patient lacks is 0 everywhere",
         },
         "input": {
-            "shape": [None, size, size, size, 1 + len(ROIS)],
+            "shape": [None, size, size, size, len(channels)],
             "dtype": "float32",
-            "channels": ["ct", *ROIS],
+            "channels": channels,
+            **({"box": _box(config.model.unit)} if residual else {}),
             "pooling": {
                 "factor": factor,
                 "ct": f"mean, rounded to a whole number (halves to even), {pooled}" if factor > 1 else pooled,
                 "masks": f"1 where at least half of the voxels are inside, {pooled}" if factor > 1 else pooled,
+                POSSIBLE: f"1 where any of the voxels is inside, {pooled}" if factor > 1 else pooled,
             },
             "ct_offset": data.ct_offset,
             "ct_window": list(data.ct_window),
@@ -71,4 +75,14 @@ def description(config: OpenKBPConfig) -> dict[str, Json]:
         },
         "final": f"0 Gy outside {POSSIBLE} of the patient's own grid",
         "settings": flat(config),
+    }
+
+
+def _box(unit: int) -> dict[str, Json]:
+    """Return which part of the grid the residual network sees (see `whole.box`)."""
+    return {
+        "multiple": unit,
+        "how": f"cut out the smallest box around {POSSIBLE} whose sides are multiples of `multiple`, with what it has "
+        "more than the mask at both ends, one voxel more at the far end if that is odd, as far as the grid allows; the "
+        "dose outside the box is 0. A mirrored patient has a box of its own",
     }

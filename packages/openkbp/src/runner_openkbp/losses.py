@@ -27,6 +27,19 @@ def mae(dose: Any, reference: Any, where: Any | None = None) -> Any:
     return ops.mean(ops.sum(error * where, axes) / ops.maximum(ops.sum(where, axes), 1.0))
 
 
+def regions_mae(dose: Any, reference: Any, rois: Any) -> Any:
+    """Return the mean absolute error (Gy) inside each region, mean over the regions that have voxels.
+
+    `rois` are masks (B, S, S, S, R).
+    """
+    count, channels = dose.shape[0], rois.shape[-1]
+    masks = ops.reshape(rois, (count, -1, channels))
+    error = ops.reshape(ops.abs(dose - reference), (count, 1, -1))
+    voxels = ops.sum(masks, 1)
+    means = ops.matmul(error, masks)[:, 0] / ops.maximum(voxels, 1.0)
+    return ops.sum(means) / ops.maximum(ops.sum(ops.cast(voxels > 0, means.dtype)), 1.0)
+
+
 def dvh_distance(dose: Any, reference: Any, rois: Any) -> Any:
     """Return the area between the dose-volume histograms of prediction and reference (Gy), mean over ROIs.
 

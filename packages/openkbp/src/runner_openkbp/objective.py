@@ -8,6 +8,7 @@ from runner_core import Step, Tensors
 
 from runner_openkbp import losses
 from runner_openkbp.config import LossConfig
+from runner_openkbp.rois import ROIS
 
 COARSE = 0.5
 """Weight of a cascade's first network (Liu et al. 2021, 10.1002/mp.15034)."""
@@ -30,7 +31,11 @@ def objective(doses: list[Any], batch: Tensors, config: LossConfig) -> Step:
         if len(doses) > 1:
             terms["mae_coarse"] = losses.mae(doses[0], batch["dose"], where)
             loss += config.mae * COARSE * terms["mae_coarse"]
+    rois = batch["image"][..., 1 : 1 + len(ROIS)]
+    if config.regions:
+        terms["regions"] = losses.regions_mae(doses[-1], batch["dose"], rois * batch["mask"])
+        loss += config.regions * terms["regions"]
     if config.dvh:
-        terms["dvh"] = losses.dvh_distance(doses[-1], batch["dose"], batch["image"][..., 1:])
+        terms["dvh"] = losses.dvh_distance(doses[-1], batch["dose"], rois)
         loss += config.dvh * terms["dvh"]
     return Step(loss, terms, doses[-1])

@@ -125,14 +125,17 @@ class OpenKBP(Project):
     # ------------------------------------------------------------ data: prepared arrays → batches
 
     def samples(self, store: Store, records: Sequence[int], split: str) -> Samples:
-        from runner_openkbp.samples import FIELDS, UnpackedSamples
+        from runner_openkbp.samples import FIELDS, MaskedPatches, UnpackedPatches, UnpackedSamples
 
-        if self.config.data.unpack == "host":
+        data, host = self.config.data, self.config.data.unpack == "host"
+        if data.patch and split == "train":
+            return (UnpackedPatches if host else MaskedPatches)(store, data.patch, records)
+        if host:
             return UnpackedSamples(store, records)
         return RowSamples(store, dict.fromkeys(FIELDS, (0,)), records)
 
     def on_device(self, batch: Tensors, statistics: Statistics, rng: Any | None) -> Tensors:
-        """Return image (B, S, S, S, 11), mask (B, S, S, S, 1) and dose in Gy (B, S, S, S, 1)."""
+        """Return image (B, S, S, S, 11 or 12), mask (B, S, S, S, 1) and dose in Gy (B, S, S, S, 1)."""
         from runner_openkbp.batches import on_device
 
         return on_device(batch, self.config, rng)
@@ -141,7 +144,10 @@ class OpenKBP(Project):
 
     def model(self, precision: Precision) -> Any:
         from runner_openkbp.network import dose_network
+        from runner_openkbp.residual import residual_network
 
+        if self.config.model.network == "residual":
+            return residual_network(self.config.model)
         return dose_network(self.config.data.size, self.config.model)
 
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
@@ -202,7 +208,7 @@ class OpenKBP(Project):
 
     def health(self) -> Health:
         return Health(
-            lower_bounds={"mae": 0, "mae_coarse": 0, "dvh": 0},
+            lower_bounds={"mae": 0, "mae_coarse": 0, "regions": 0, "dvh": 0},
             chance_losses=self._chance_losses,
             ignored=self._ignored,
         )
@@ -214,7 +220,9 @@ class OpenKBP(Project):
         from runner_openkbp import outputs, whole
 
         outputs.refuse(self.predict_options, self._asked)  # once more: `inputs` saw one path at a time
-        return {"dose": whole.predict(cropped.prepared, infer)}
+        model = self.config.model
+        unit = model.unit if model.network == "residual" else None
+        return {"dose": whole.predict(cropped.prepared, infer, unit)}
 
     def combining(self) -> Combining:
         """Return the dose of `_soft`; `decide` leaves none outside the possible-dose mask."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from runner_core.api.imported import state_with
@@ -32,6 +33,7 @@ def write_builtin(
     statement: str,
     files: Sequence[Path],
     settings: Mapping[str, Any],
+    half: bool = False,
 ) -> Run:
     """Write the best weights of a run as the folder `weights` of a project's package, and return it as a run.
 
@@ -44,6 +46,8 @@ def write_builtin(
         statement: One or two sentences: what the weights were trained on, and what they are not for.
         files: Files to copy into the folder, MODEL_CARD.md among them.
         settings: Settings that leave the model alone, such as the chosen threshold, by dotted name.
+        half: Store weights in 16 bits (float16), which halves the folder. The network still computes with the run's
+            precision, with rounded weights: measure what that costs before you publish them.
 
     Raises:
         BadInput: The folder is not empty, the card is missing, or the weights are larger than 8 MB.
@@ -69,6 +73,8 @@ def write_builtin(
             raise BadInput(f"{named}: it is not known what {history.unknown[0]} was trained on, which a card must say")
         _, checkpoint = load_network(started, named)  # the project learns its statistics
         weights = open_start(setup, named, history)[0].read()
+        if half:
+            weights = {name: _half(tensor, f"{named}: {name}") for name, tensor in weights.items()}
         state = state_with(setup, weights, setup.project.statistics, named)
         if (size := sum(tensor.nbytes for tensor in weights.values())) > LARGEST:
             raise BadInput(f"{named}: its weights have {size / 1e6:.1f} MB; a package may bring {LARGEST / 1e6:g} MB")
@@ -86,8 +92,23 @@ def write_builtin(
             about = {"project": setup.name, "status": IMPORTED, "steps": step, "epochs": 0, "best_step": step}
             new.write_summary({**about, "statement": statement})
             head = {name: value for name, value in started.head.items() if name not in ("source", "from")}
-            setup.config.train.threads, setup.config.data.split = None, "auto"  # of that machine, of those data
+            config = setup.config  # without what is of that machine and of those data
+            config.train.threads, config.cache.dir, config.data.split = None, None, "auto"
             save(new.config_file, setup.config, head)
             for file in files:
                 shutil.copyfile(file, temporary / file.name)
     return Run(out)
+
+
+def _half(tensor: Any, name: str) -> Any:
+    """Return floating-point numbers (NumPy's or PyTorch's) in 16 bits, and others as they are.
+
+    Raises BadInput for a number that float16 cannot hold (above 65504).
+    """
+    if "float" not in str(tensor.dtype):
+        return tensor
+    with np.errstate(over="ignore"):
+        small = tensor.astype(np.float16) if isinstance(tensor, np.ndarray) else tensor.half()
+    if not np.isfinite(np.asarray(small)).all():
+        raise BadInput(f"{name} holds numbers that 16 bits cannot hold: leave `half` out")
+    return small

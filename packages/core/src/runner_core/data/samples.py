@@ -286,11 +286,14 @@ class PatchSamples(_Cut):
     def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
         """Copy the patches of samples `indices` into `out`."""
         records = self._readable(self.record_of_sample[indices], positions, epoch)
-        starts = self._starts(records, positions, seed, epoch)
+        starts = self.starts_of(records, positions, seed, epoch)
         self._copy(records, starts, starts + self.patch, out)
 
-    def _starts(self, records: Array, positions: Array, seed: int, epoch: int) -> Array:
-        """Return where the patches drawn at `positions` in these records begin: (samples, axes)."""
+    def starts_of(self, records: Array, positions: Array, seed: int, epoch: int) -> Array:
+        """Return where the patches drawn at `positions` in these records begin: (samples, axes).
+
+        A subclass may choose otherwise, from these arguments alone, so that a resumed run goes on alike.
+        """
         drawn = random_words(seed, epoch, positions, _WORDS if self._around is None else _WORDS + coordinates.WORDS)
         sides = drawn[:, : len(self.patch)]
         starts = random_below(sides, self._places[records])

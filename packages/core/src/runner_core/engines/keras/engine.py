@@ -21,8 +21,8 @@ from runner_core.contract.team import Place, Team
 from runner_core.engines import returned
 from runner_core.engines.export import describe
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
-from runner_core.engines.keras.checkpoint import unflatten
-from runner_core.engines.keras.network import Bound, assign, build, named, put
+from runner_core.engines.keras.checkpoint import flatten, unflatten
+from runner_core.engines.keras.network import Bound, arrays, assign, build, named, put
 from runner_core.engines.keras.start import read_weights
 from runner_core.engines.keras.trainer import KerasTrainer
 from runner_core.engines.memory import network_too_large
@@ -67,6 +67,19 @@ class KerasEngine:
     def join(self, place: Place) -> Team:
         """Raise BadInput, because Keras distributes by its own means, which this engine does not use."""
         raise BadInput(f"train.devices {place.count}: a Keras project trains on one device; leave it out")
+
+    def state_of(self, setup: Setup, weights: Tensors, statistics: Statistics) -> State:
+        """Return the state of a run whose network has just these weights; raise OtherWeights if they do not fit it.
+
+        Random streams of the network, which weights from elsewhere lack, are those of a new network.
+        """
+        own = arrays(named(build(setup.project, setup.precision).variables))
+        streams = {name: array for name, array in own.items() if array.dtype.kind != "f" and name not in weights}
+        tree = {"model": {**streams, **weights}, "ema": None, "statistics": dict(statistics)}
+        values, tensors = flatten(tree)
+        state = State({"keras": values}, tensors)
+        self._network(setup, state)
+        return state
 
     def phases(self, trainer: KerasTrainer) -> Phases:
         """Return the object that measures the parts of the trainer's steps."""
