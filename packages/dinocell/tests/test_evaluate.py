@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import Array, Predicted
-from runner_dinocell import evaluate
+from runner_dinocell import baseline, classical, evaluate
 from runner_dinocell.config import CellPredictConfig
 from runner_dinocell.evaluate import NOTHING, balanced, held_out, knn, probe, retrieval, standardised
 from runner_dinocell.fields import Field
-from runner_dinocell.judgement import UNTRAINED, WHAT, chosen, judge
+from runner_dinocell.judgement import CLASSICAL, UNTRAINED, WHAT, chosen, judge
 from runner_dinocell.whole import Embedded
 from sklearn.metrics import average_precision_score, balanced_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
@@ -200,6 +201,23 @@ def predicted(
                     Predicted(field, Embedded(windows, corners), noise[0], Embedded(noise, corners), plate >= seen)
                 )
     return found
+
+
+def test_classical_features_stand_beside_the_network() -> None:
+    """They follow the statistics of pixels in the baseline."""
+    fields = []
+    for number, own in enumerate(predicted()):
+        statistics = np.random.default_rng(number).normal(size=baseline.count(2))
+        features = np.full(classical.count(2), float(np.asarray(own.prediction).sum()))
+        features[:8] = np.asarray(own.prediction)
+        assert isinstance(own.record, Field)
+        record = replace(own.record, channels=("a", "b"))
+        fields.append(replace(own, record=record, baseline=np.concatenate([statistics, features])))
+    found = judge(fields, CellPredictConfig())
+    assert found is not None
+    assert found.further[CLASSICAL]["probe"] > 0.9 > 0.6 > found.baseline["probe"]
+    assert CLASSICAL in found.tables[0].columns
+    assert any(str(row[0]).startswith(CLASSICAL) for row in found.tables[1].rows)
 
 
 def test_a_judgement_has_the_network_beside_the_others() -> None:

@@ -17,6 +17,11 @@ def columns(channels: int, kept: Sequence[int]) -> Array:
     return np.flatnonzero(np.concatenate([own, np.isin(first, kept) & np.isin(second, kept)]))
 
 
+def count(channels: int) -> int:
+    """Return the number of `baseline` features of a field with so many channels."""
+    return channels * (2 + len(PERCENTILES)) + channels * (channels - 1) // 2
+
+
 def baseline(image: Array, levels: Array) -> Array:
     """Describe image (C, H, W) with levels (C, 2): (C · 9 + C(C−1)/2,) float32.
 

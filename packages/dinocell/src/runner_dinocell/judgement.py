@@ -10,8 +10,8 @@ import numpy as np
 from runner_core import AnyRecord, Array, Judgement, Predicted, Table, counted
 from threadpoolctl import threadpool_limits
 
-from runner_dinocell import dropped, profiles
-from runner_dinocell.baseline import columns
+from runner_dinocell import classical, dropped, profiles
+from runner_dinocell.baseline import columns, count
 from runner_dinocell.config import CellPredictConfig
 from runner_dinocell.evaluate import Score, held_out, knn, probe, retrieval, standardised
 from runner_dinocell.fields import Field
@@ -30,6 +30,8 @@ WHAT = {
 """The scores, and their names in tables."""
 UNTRAINED = "untrained network"
 PIXELS = "pixel statistics"
+CLASSICAL = "classical features"
+"""Those of `classical`, if scikit-image is installed."""
 
 
 class Known(NamedTuple):
@@ -79,7 +81,13 @@ def judge(
     if all(p.untrained is not None for p in predicted):
         methods[UNTRAINED] = np.stack([_embedding(p.untrained) for p in predicted])
     if all(p.baseline is not None for p in predicted):
-        methods[PIXELS] = np.stack([p.baseline for p in predicted])
+        features = np.stack([p.baseline for p in predicted])
+        channels_there = len(_field(predicted[0]).channels)
+        further = classical.count(channels_there) if channels_there else 0
+        both = features.shape[1] == count(channels_there) + further
+        methods[PIXELS] = features[:, :-further] if both else features
+        if both:
+            methods[CLASSICAL] = features[:, -further:]
     with threadpool_limits(1):  # such small problems: threads would only wait
         found = {name: scores(standardised(features), known, settings.neighbours) for name, features in methods.items()}
         tables = [_table(found, predicted, known), *_profiles(methods, predicted, known, settings)]
@@ -88,7 +96,7 @@ def judge(
     return Judgement(
         scores=values["network"],
         baseline=values.get(PIXELS, {}),
-        further={UNTRAINED: values[UNTRAINED]} if UNTRAINED in values else {},
+        further={name: values[name] for name in (UNTRAINED, CLASSICAL) if name in values},
         tables=tables,
         pictures={"embeddings": _map(methods["network"], predicted)},
     )

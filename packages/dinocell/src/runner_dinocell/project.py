@@ -322,10 +322,21 @@ class DinoCell(Project):
         return np.asarray(statistics.usable(np.stack([known.get(name, mine) for name, mine in pairs]), own))
 
     def baseline(self, cropped: Cropped) -> Array:
-        """Return statistics of the field's pixels, on its own scale whatever `data.scale` is for the network."""
+        """Return statistics of the field's pixels, on its own scale whatever `data.scale` is for the network.
+
+        With scikit-image, features like CellProfiler's follow.
+        """
+        from runner_dinocell import classical
         from runner_dinocell.baseline import baseline
 
-        return baseline(cropped.prepared["image"], cropped.prepared["levels"])
+        image, levels = cropped.prepared["image"], cropped.prepared["levels"]
+        pixels = baseline(image, levels)
+        if not classical.available():
+            return pixels
+        nuclei = cropped.decoded.meta["channels"].index(
+            fields.nuclei_channel(cropped.decoded.meta["channels"], self.config.data.nuclei)
+        )
+        return np.concatenate([pixels, classical.classical(image, levels, nuclei)])
 
     def _scored(self, splits: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
         """Return at most `predict.fields` fields each of training and validation.
