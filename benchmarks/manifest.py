@@ -107,7 +107,13 @@ def run(options: Options) -> Result:
 
     rows: list[list[Cell]] = [
         ["objects, pickled", main / count, pickled / count, worker / count, node(main, worker) / 1e9],
-        ["compressed rows", packed / count, 0, max(0, table_worker) / count, node(packed, table_worker, shared) / 1e9],
+        [
+            "runner, compressed rows",
+            packed / count,
+            0,
+            max(0, table_worker) / count,
+            node(packed, table_worker, shared) / 1e9,
+        ],
     ]
     heads = ["bytes a record", "training process", "sent to a worker", "worker, of its own", "machine, 5 million (GB)"]
     ours = float(rows[1][-1] or 0)
