@@ -93,8 +93,8 @@ def test_without_the_interpreter_they_want_a_gpu() -> None:
         selective_scan(**shared().inputs(1, 2, 3, 4), how="triton")
 
 
-def compiled(kernel: Any, capability: int, dtype: str, without: tuple[str, ...], **chosen: Any) -> str:
-    """The kernel's assembly for GPUs of this compute capability, of tensors of `dtype`, some of which are None."""
+def compiled(kernel: Any, capability: int, dtype: str, without: tuple[str, ...], **chosen: Any) -> Any:
+    """The kernel for GPUs of this compute capability, of tensors of `dtype`, some of which are None."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -112,26 +112,53 @@ def compiled(kernel: Any, capability: int, dtype: str, without: tuple[str, ...],
             signature[name] = "*fp32" if name in weights else f"*{dtype}" if name in tensors else "i32"
     target = GPUTarget("cuda", capability, 32)
     source = ASTSource(kernel, signature, constants)
-    return triton.compile(source, target=target, options={"num_warps": warps}).asm["ptx"]
+    return triton.compile(source, target=target, options={"num_warps": warps})
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "without"), [(80, "fp32", ("D", "z", "bias", "dD", "dz", "dbias")), (90, "bf16", ())]
-)
-def test_they_compile_for_gpus(capability, dtype, without, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ahead of time, to PTX and through NVIDIA's assembler, on a machine that has none of these GPUs."""
+SPILLED = {"scan_forward": 0, "scan_backward": 192}
+"""Most bytes that a thread spills; docs/how-it-works/gpu-paths.md has the table."""
+
+
+def used(kernel: Any, folder: Path) -> dict[str, int]:
+    """What a program takes: registers of a thread, bytes that it spills, bytes of shared memory."""
+    import triton
+
+    file = folder / "kernel.cubin"
+    file.write_bytes(kernel.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    text = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    found = {name: int(number) for name, number in re.findall(r"([A-Z]+):(\d+)", text)}
+    return {"registers": found["REG"], "spilled": found["STACK"] + found["LOCAL"], "shared": kernel.metadata.shared}
+
+
+def both(capability: int, dtype: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Both kernels with 16 states."""
     from runner_ssmunet.scan import triton as launch
     from runner_ssmunet.scan.triton_kernels import scan_backward, scan_forward
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     common = {"SOFTPLUS": "bias" not in without, **launch._block(16)}
-    forward = compiled(scan_forward, capability, dtype, without, EVERY=launch._every(16), **common)
     parts = {"STEPS": launch.STEPS, "PARTS": launch._every(16) // launch.STEPS}
-    backward = compiled(scan_backward, capability, dtype, without, SHARED=False, **parts, **common)
-    for kernel, text in (("scan_forward", forward), ("scan_backward", backward)):
+    return {
+        "scan_forward": compiled(scan_forward, capability, dtype, without, EVERY=launch._every(16), **common),
+        "scan_backward": compiled(scan_backward, capability, dtype, without, SHARED=False, **parts, **common),
+    }
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "without"),
+    [(80, "fp32", ("D", "z", "bias", "dD", "dz", "dbias")), (90, "bf16", ()), (100, "bf16", ())],
+)
+def test_they_compile_for_gpus(capability, dtype, without, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ahead of time, to PTX and through NVIDIA's assembler, on a machine that has none of these GPUs."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for name, kernel in both(capability, dtype, without).items():
+        text = kernel.asm["ptx"]
         assert f".target sm_{capability}" in text
-        assert f".entry {kernel}" in text
+        assert f".entry {name}" in text
         assert not re.search(r"\b(atom|red)\.", text)  # sums have an order
+        found = used(kernel, tmp_path)
+        assert found["spilled"] <= SPILLED[name], found
+        assert found["shared"] <= 1024, found
 
 
 if __name__ == "__main__":

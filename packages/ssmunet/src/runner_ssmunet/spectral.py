@@ -119,8 +119,8 @@ class SpectralStack(nn.Module):
         computed, so that every parameter has a gradient even without tissue (distributed training waits for all of
         them).
         """
-        spectra = torch.cat((image.new_zeros(1, image.shape[-1]), image[tissue]))
+        places = tissue.flatten().nonzero().squeeze(1)  # a GPU's host waits here, once: for how many there are
+        spectra = torch.cat((image.new_zeros(1, image.shape[-1]), image.flatten(0, 2).index_select(0, places)))
         features = self(spectra)
-        places = tissue.flatten().nonzero().squeeze(1)
         rows = features[:1].expand(tissue.numel(), -1).index_copy(0, places, features[1:])
         return rows.reshape(*tissue.shape, features.shape[1])
