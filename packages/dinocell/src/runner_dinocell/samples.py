@@ -53,9 +53,9 @@ class CellSamples(PatchSamples):
         if self._cells is not None:
             self._sides = store.arrays["image"].shapes
 
-    def _starts(self, records: Array, positions: Array, seed: int, epoch: int) -> Array:
+    def starts_of(self, records: Array, positions: Array, seed: int, epoch: int) -> Array:
         """Return where windows begin: around a random cell of their field, moved into it, or anywhere without cells."""
-        starts = super()._starts(records, positions, seed, epoch)
+        starts = super().starts_of(records, positions, seed, epoch)
         if self._cells is None:
             return starts
         words = random_words(seed, epoch, positions, _PLACE)[:, -1:]
