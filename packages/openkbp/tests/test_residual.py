@@ -12,7 +12,6 @@ from keras import ops
 from runner_core import BadInput, RowSamples, Samples, Store
 from runner_core.testing import open_store
 from runner_openkbp.config import ModelConfig, small
-from runner_openkbp.csvfiles import write_values
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.residual import CHANNELS, LEAK, _never_negative, residual_network
 from runner_openkbp.rois import POSSIBLE, unpack
@@ -112,11 +111,6 @@ def project(tmp_path: Path) -> OpenKBP:
 def store(project: OpenKBP, write_boxes: Callable[..., Path]) -> Store:
     """Two patients on 32³."""
     folders = [write_boxes("pt_1"), write_boxes("pt_2", boxes={POSSIBLE: (44, 56, 0, 128, 100, 124)})]
-    for folder in folders:  # every voxel of the coarse grid has a number of its own
-        write_values(
-            folder / "ct.csv",
-            np.arange(32**3, dtype=np.int16).reshape(32, 32, 32).repeat(4, 0).repeat(4, 1).repeat(4, 2),
-        )
     return open_store(project, project.records(folders[0].parent))
 
 
@@ -139,11 +133,10 @@ def test_parts_cover_the_mask_as_far_as_they_can(samples: MaskedPatches) -> None
     inside = [unpack(samples.arrays["masks"].read(record)[0], POSSIBLE) for record in (0, 1)]
     seen = [np.zeros_like(mask) for mask in inside]
     for epoch in range(200):
-        parts = drawn(samples, epoch)
+        parts, starts = drawn(samples, epoch), samples.starts_of(np.arange(2), np.arange(2), 3, epoch)
         assert parts["ct"].shape == (2, 1, *PATCH)
         for record in (0, 1):
-            start = np.unravel_index(parts["ct"][record, 0, 0, 0, 0], (32, 32, 32))
-            where = tuple(slice(int(a), int(a) + n) for a, n in zip(start, PATCH, strict=True))
+            where = tuple(slice(a, a + n) for a, n in zip(starts[record, 1:].tolist(), PATCH, strict=True))
             for name in ("ct", "masks", "dose"):
                 np.testing.assert_array_equal(parts[name][record, 0], samples.arrays[name].read(record)[0][where])
             extents = [len(np.unique(places)) for places in np.nonzero(inside[record])]
