@@ -25,6 +25,7 @@ from runner_core.plugins.settings import from_preset
 from runner_core.tools.measure import ablate as ablation
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure.ablate import Ablation
+from runner_core.tools.measure.ablate_report import footnotes
 from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, parity
 from runner_core.tools.measure.remedies import ALL, SAME, cases, refuse_unknown
 from runner_core.tools.measure.times import Times
@@ -119,6 +120,8 @@ def test_some_may_be_chosen_and_others_are_refused(setup):
 class Fake:
     """A trial that says that it takes `slower` times as long without some settings, whatever the clock says."""
 
+    wrong = None
+
     made: list[Fake] = []  # noqa: RUF012 - emptied by the fixture
     slower: dict[str, float] = {}  # noqa: RUF012
     fails: dict[str, TrialFailed] = {}  # noqa: RUF012
@@ -172,6 +175,9 @@ class Fake:
     def loss(self, count):
         self._do("loss")
         return None
+
+    def wrong_kernels(self):
+        return Fake.wrong
 
     def evaluate(self, samples):
         self._do("evaluate")
@@ -305,7 +311,7 @@ def test_the_run_as_it_is_begins_anew_when_it_ends(setup, fake):
     original = Fake._do
 
     def only_later(self, what):
-        if what == "network" and len(self.made) == 1:
+        if what == "network" and [trial.name for trial in self.made] == ["as set", "gradients"]:
             self.asked.append((self.name, what))
             return
         original(self, what)
@@ -317,6 +323,13 @@ def test_the_run_as_it_is_begins_anew_when_it_ends(setup, fake):
         fake._do = original
     assert found.rows[0].apart
     assert not any(row.failed for row in found.rows)
+
+
+def test_wrong_gradients_are_said_whatever_the_losses_say(setup, fake, monkeypatch):
+    monkeypatch.setattr(Fake, "wrong", "train.compile computes the gradient of a bias wrongly")
+    found = run(setup)
+    assert all(row.agreement.agrees for row in found.rows if row.agreement)
+    assert any("WRONG GRADIENTS" in line and "bias" in line for line in footnotes(found))
 
 
 def test_a_case_that_fails_later_tells_no_half_of_it(setup, fake):

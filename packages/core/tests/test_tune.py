@@ -43,6 +43,8 @@ class World:
         """(setting, value) → added to the losses."""
         self.host, self.fails = {}, {}
         """(setting, value) → bytes; the exception it raises at its start."""
+        self.wrong = {}
+        """(setting, value) → what is wrong with its gradients."""
         self.together = math.inf
         """Trials that have room at once."""
         self.alive = []
@@ -103,6 +105,9 @@ class FakeTrial:
         each = 0.01 / self._of(world.speed, 1.0, lambda a, b: a * b) * math.exp(world.random.gauss(0, world.noise))
         seconds = each * count * self.batch * world.drift
         return Turn(seconds, count * self.batch, count, 0.0, first, [self._loss(s) for s in range(first, self.done)])
+
+    def wrong_kernels(self):
+        return self._of(self.world.wrong, None, lambda before, text: text)
 
     def evaluate(self, samples):
         return {"loss": self._loss(self.done - 1)}
@@ -193,6 +198,15 @@ def test_faster_but_learning_otherwise_is_not_kept(world):
     assert found.settings == {}
     assert outcome(found, "workers").outcome == "learns otherwise"
     assert "mean loss" in outcome(found, "workers").reason
+
+
+def test_faster_with_equal_losses_but_wrong_gradients_is_not_kept(world):
+    world.speed = {("train.compile", "on"): 2.0, ("train.workers", 2): 1.5}
+    world.wrong = {("train.compile", "on"): "train.compile computes the gradient of a bias wrongly"}
+    found = tuned(COMPILE, WORKERS)
+    assert found.settings == {"train.workers": 2}
+    assert outcome(found, "compile").outcome == "wrong gradients"
+    assert "bias" in outcome(found, "compile").reason
 
 
 def test_what_fails_is_a_row(world):

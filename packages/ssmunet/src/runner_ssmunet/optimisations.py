@@ -8,6 +8,7 @@ OPTIMISATIONS = (
     Remedy(
         "scan",
         off={"model.scan": "reference"},
+        plain={"model.scan": "eager"},
         part="network",
         why="The Mamba layers by kernels that keep no states; without, the textbook's loop over the wavenumbers.",
     ),

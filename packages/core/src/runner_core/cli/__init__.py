@@ -37,6 +37,10 @@ PROJECT_COMMANDS = {
         "`cache build` prepares what `train` would, before it: no GPU is needed, and parts can share it",
     ),
     "profile": ("measure", "show where the time of a step goes, what limits it, and what would help"),
+    "verify-kernels": (
+        "verify_kernels",
+        "compare the gradients of compiled, 16-bit and own kernels with float32",
+    ),
     "tune": ("measure", "try settings that might be faster, measure them, and write those that are"),
     "ablate": ("measure", "switch off each optimisation in turn, then all, to measure what each gains on your data"),
     "config": ("small", "print the settings that `train` would use"),

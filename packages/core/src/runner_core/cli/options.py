@@ -257,6 +257,16 @@ class ProfileOptions(PresetOptions, JsonOptions):
 
 
 @dataclass(kw_only=True)
+class VerifyKernelsOptions(PresetOptions, JsonOptions):
+    """Compare the gradients that would be trained with plain float32, on your device, network and first batch.
+
+    Compiled code, 16-bit precision, memory layouts, a GPU's libraries and a project's own kernels are compared, forward
+    and backward, weight by weight, within what rounding explains. Names the layer and the option that is wrong. Exit
+    code 3 if one is.
+    """
+
+
+@dataclass(kw_only=True)
 class TuneOptions(PresetOptions, JsonOptions):
     """Try settings that might make training faster, and measure each against the current settings.
 

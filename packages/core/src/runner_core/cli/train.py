@@ -57,6 +57,7 @@ from runner_core.training.evaluation import (
     versions,
     write_scores,
 )
+from runner_core.training.kernels import Verdict, prove
 from runner_core.training.scoring import Scorer
 from runner_core.training.seen import CONTENTS_FILE, SPLIT_FILE, START_FILE, History, Seen, save_contents, save_split
 from runner_core.training.signals import outlive_terminal
@@ -118,8 +119,9 @@ def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
         with noticing(setup.team):
             setup.team.share(None)  # the first prepares the data
             data = open_data(setup, silent.say, None if fresh else folder.path, started.before)
+            verdict = prove(setup, data, silent.say)
             sinks = Sinks([], silent.say)
-            run_training(setup, data, folder, sinks, silent, not fresh, leaves=False)
+            run_training(setup, data, folder, sinks, silent, not fresh, verdict, leaves=False)
             _help_scoring(started, folder, data)
             setup.team.leave()
     except PeerLost as error:
@@ -238,7 +240,9 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     unwritten, summary = Unwritten(display), dict[str, Any]()
     phases.now = Phase.TRAINING
     try:
-        trained = summary = _summary(started, run_training(setup, data, folder, sinks, display, resume, leaves=False))
+        verdict = _proved(started, folder, data, display)
+        found = run_training(setup, data, folder, sinks, display, resume, verdict, leaves=False)
+        trained = summary = _summary(started, found)
         unwritten.add([Path(path) for path in trained["unwritten"]])
         if trained["status"] == "done":
             phases.now = Phase.SCORING
@@ -267,6 +271,14 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     if unwritten.paths:
         raise OutOfSpace(_with_advice(unwritten.reason(), setup.name, folder, trained=True))
     return 0
+
+
+def _proved(started: Started[Any], folder: RunFolder, data: Data, display: Display) -> Verdict:
+    """Compare the kernels; write the settings again if some were switched off."""
+    verdict = prove(started.setup, data, display.say)
+    if verdict.switched:  # whoever continues this run, or uses its network, computes as it did
+        save(folder.config_file, started.setup.config, started.head)
+    return verdict
 
 
 def _conclude(folder: RunFolder, summary: dict[str, Any], unwritten: Unwritten, changed: bool) -> None:

@@ -273,6 +273,9 @@ class Remedy:
     not."""
     off: Mapping[str, Json] = field(default_factory=dict)
     """Settings that do without it, by dotted name. If the run has these values anyway, nothing is switched off."""
+    plain: Mapping[str, Json] = field(default_factory=dict)
+    """Of an optimisation by kernels of its own: settings under which the framework's plain operations compute the same
+    gradients. A training and `verify-kernels` compare its kernels with these."""
     part: Literal["data", "network", "loss", ""] = ""
     """The part that an optimisation makes faster: bringing batches (data), the network, or the loss."""
 

@@ -14,6 +14,7 @@ from runner_core.base.location import Location
 from runner_core.config import RunConfig
 from runner_core.contract.data import Cache, CachePlan, Cropper, Samples, Store
 from runner_core.contract.footprint import Footprint
+from runner_core.contract.kernels import Observed, Updated, Way
 from runner_core.contract.phases import Phases
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Statistics
@@ -241,6 +242,20 @@ class Trainer(Protocol):
         """Return the memory that training takes, found out before the first step.
 
         `arrays` are a few samples in host memory, which an engine may try. It changes nothing that affects training.
+        """
+        ...
+
+    def observe(self, arrays: Arrays, way: Way) -> Observed:
+        """Return what the first step computes of these samples (a micro-batch in host memory), to compare it.
+
+        The network's weights are moved a little (`engines.kernels.jitter`) and stay so: the trainer is made for this.
+        """
+        ...
+
+    def update(self, gradients: Arrays, before: Arrays | None = None) -> Updated:
+        """Return the weights after two updates with these gradients, to compare them; call `observe` first.
+
+        With `before`, the updates begin with these weights, and are computed by plain operations.
         """
         ...
 

@@ -46,6 +46,7 @@ FREE_SETTINGS = (
     "train.deterministic",
     "train.compile",
     "train.channels_last",
+    "train.kernels",
 )
 
 _NAMES = {"train.batch_size": "train.batch_size times train.devices"}

@@ -24,6 +24,7 @@ from runner_core.training.assembly import assemble
 from runner_core.training.checkpoints import restoring
 from runner_core.training.extending import Newest, newest, set_apart
 from runner_core.training.keeping import Keeper, other_plugins
+from runner_core.training.kernels import Verdict
 from runner_core.training.loop import Loop
 from runner_core.training.seen import History
 from runner_core.training.signals import Signals
@@ -39,18 +40,20 @@ def train(
     sinks: Sinks,
     display: Display,
     resume: bool,
+    verdict: Verdict | None = None,
     *,
     leaves: bool = True,
 ) -> dict[str, Any]:
     """Train to the end, or resume from the newest whole checkpoint; return the run's summary.
 
-    Several processes are no team afterwards, unless the training came to its end and `leaves` is False.
+    `verdict` is what was found about the kernels (`training.kernels`). Several processes are no team afterwards, unless
+    the training came to its end and `leaves` is False.
 
     Raises Unhealthy and Stopped, each with the summary so far as its attribute `summary`. Raises BadInput if the run
     cannot be continued with these settings, if memory does not suffice, or if the data cannot be used or turn out to be
     damaged.
     """
-    run = _Run(setup, data, run_folder, sinks, display)
+    run = _Run(setup, data, run_folder, sinks, display, verdict or Verdict())
     with run.signals:
         try:
             run.begin(resume)
@@ -76,9 +79,11 @@ def train(
 class _Run:
     """One start of a run: begins or resumes it, and ends it with a summary; the `loop` between trains."""
 
-    def __init__(self, setup: Setup, data: Data, folder: RunFolder, sinks: Sinks, display: Display) -> None:
+    def __init__(
+        self, setup: Setup, data: Data, folder: RunFolder, sinks: Sinks, display: Display, verdict: Verdict
+    ) -> None:
         begun = time.monotonic()
-        self.setup, self.data, self.folder, self.team = setup, data, folder, setup.team
+        self.setup, self.data, self.folder, self.team, self.verdict = setup, data, folder, setup.team, verdict
         self.sinks, self.display, self.signals = sinks, display, Signals(answers=setup.team.first)
         self.verification: Verification | None = getattr(data.store, "verification", None)
         for text in _announcements(setup):
@@ -153,6 +158,8 @@ class _Run:
             self.folder.truncate_log(state.step, state.validated)
         if path is None:
             self.sinks.event("start", 0, self._start_line())
+            for finding in self.verdict.findings():
+                self.health.tell(finding, 0, 0)
             self.loop.begin(self._facts())
         else:
             self.sinks.resumed()
@@ -230,6 +237,7 @@ class _Run:
             "energy": self.keeper.energy(),
             "precision": {"asked": self.setup.precision.compute, "seen": state.precision_seen or {}},
             **({} if self.setup.start is None else {"start": summary_of(self.setup.start)}),
+            **({} if self.verdict.status == "unused" else {"kernels": asdict(self.verdict)}),
             "split": self.data.described_split(),
             "device": asdict(self.setup.device),
             "devices": self.team.count,

@@ -13,6 +13,7 @@ import numpy as np
 from runner_core.base.errors import BadInput
 from runner_core.contract import Array, Arrays, Finding, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
+from runner_core.contract.kernels import Observed, Updated, Way
 from runner_core.contract.phases import MOVE, OPTIMIZER, WAIT, unnoticed
 from runner_core.contract.setup import Data, Setup
 from runner_core.engines import returned
@@ -20,6 +21,7 @@ from runner_core.engines.keras import precision
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.checkpoint import flatten, unflatten
 from runner_core.engines.keras.gradient_norms import GradientNorms
+from runner_core.engines.keras.kernels import observe, update
 from runner_core.engines.keras.learning import DeviceRows, Learning, host_arrays, moment_of
 from runner_core.engines.keras.memory import MicroBatch, footprint
 from runner_core.engines.keras.network import (
@@ -331,6 +333,24 @@ class KerasTrainer:
         with self._observing():
             learning, backend, _, step = self.measured()
             return footprint(learning, step, self.config.batch_size, arrays, backend, self._device)
+
+    def observe(self, arrays: Arrays, way: Way) -> Observed:
+        """Return what the first step computes of these samples, for a comparison; this trainer trains no more then.
+
+        Raises BadInput if memory does not suffice.
+        """
+        try:
+            tensors = host_arrays(arrays, self._backend)
+            return observe(self._learning, tensors, way, self._backend, self._xla)
+        except OutOfDeviceMemory:
+            raise no_room("comparing kernels", self.config.batch_size) from None
+
+    def update(self, gradients: Arrays, before: Arrays | None = None) -> Updated:
+        """Return the weights after two updates with these gradients, for a comparison; see `observe`.
+
+        With `before`, the updates begin with these weights, and nothing is compiled.
+        """
+        return update(self._learning, gradients, before, self._backend, self._xla)
 
     def idle(self) -> bool:
         return self._computed is None or self._computed()

@@ -13,6 +13,7 @@ from torch import nn
 
 from runner_core.contract import Array, Arrays, Divisible, Finding, HostBatch, Progress, State, Step, Tensors
 from runner_core.contract.footprint import Footprint
+from runner_core.contract.kernels import Observed, Updated, Way
 from runner_core.contract.phases import AUGMENT, MOVE, OPTIMIZER, WAIT, unnoticed
 from runner_core.contract.project import Project, overrides
 from runner_core.contract.setup import Data, Setup
@@ -21,9 +22,10 @@ from runner_core.engines import returned
 from runner_core.engines.memory import NoRoom, no_room
 from runner_core.engines.returned import snapshots
 from runner_core.engines.steplog import GRADIENT_NORM, Notes, refuse_nonfinite
-from runner_core.engines.torch import accelerator, ranks
+from runner_core.engines.torch import accelerator, precision, ranks
 from runner_core.engines.torch.checkpoint import Held, flatten, read_generators, unflatten, write_generators
 from runner_core.engines.torch.faults import faults
+from runner_core.engines.torch.kernels import observe, update
 from runner_core.engines.torch.learning import Learning
 from runner_core.engines.torch.lossalone import Replay
 from runner_core.engines.torch.memory import Never, footprint, part
@@ -43,7 +45,7 @@ class TorchTrainer:
         project, config, team = setup.project, setup.config.train, setup.team
         self.project, self.config, self._team = project, config, team
         self.statistics = project.statistics = data.statistics
-        self.device, self.steps = device, steps
+        self.device, self.steps, self._policy = device, steps, setup.precision
         self._per_epoch = max(1, steps // config.epochs)
         self.notes = Notes()
         metrics = setup.metrics()
@@ -287,6 +289,30 @@ class TorchTrainer:
         with self.learning.cast:
             loss: torch.Tensor = project.step(self.network, tensors, Progress(self.steps, self.steps, 0)).loss
         return loss
+
+    def observe(self, arrays: Arrays, way: Way) -> Observed:
+        """Return what the first step computes of these samples, for a comparison; this trainer trains no more then.
+
+        Raises BadInput if memory does not suffice.
+        """
+        precision.set_backends(self._policy)
+        progress = Progress(0, self.steps, 0)
+        try:
+            tensors = {name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()}
+            tensors = tensors if self._gather is None else self._gather(tensors)
+            if self._rng is not None:
+                self._rng.manual_seed(stream_seed(self.config.seed, 0, self._team.number))
+                tensors = self.project.on_device(tensors, self.statistics, self._rng)
+            return observe(self.learning, tensors, progress, way, self._policy.compute, self.config.seed % (1 << 63))
+        except torch.OutOfMemoryError:
+            raise no_room("comparing kernels", self.config.batch_size) from None
+
+    def update(self, gradients: Arrays, before: Arrays | None = None) -> Updated:
+        """Return the weights after two updates with these gradients, for a comparison; see `observe`.
+
+        With `before`, the updates begin with these weights, and each weight is updated by plain operations.
+        """
+        return update(self.learning, gradients, before)
 
     def idle(self) -> bool:
         return self._queued is None or self._queued.query()

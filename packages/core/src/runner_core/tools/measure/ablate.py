@@ -64,6 +64,8 @@ class Ablated:
     rows: list[Result] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     least: float = 0.0
+    wrong: str | None = None
+    """What `verify-kernels` finds wrong with the gradients; then no optimisation is worth its time."""
     seconds: float = 0.0
     """Seconds that everything took so far."""
 
@@ -138,14 +140,22 @@ class Ablation:
     # ------------------------------------------------------------ cases
 
     def _first(self) -> Ablated:
-        """Measure the training with all optimisations by itself."""
-        on = self._on
+        """Compare the kernels of the training with all optimisations, then measure it by itself."""
+        on, wrong = self._on, None if self._streamed else self._wrong_kernels()
         self._say("with all optimisations")
         on.begin(self._turn)
         times = {
             quantity: [seconds] for quantity in QUANTITIES if (seconds := on.seconds(quantity, self._turn)) is not None
         }
-        return Ablated(on.ready, times, *on.trial.memory())
+        return Ablated(on.ready, times, *on.trial.memory(), wrong=wrong)
+
+    def _wrong_kernels(self) -> str | None:
+        try:
+            with self._trial("gradients", {}, None) as trial:
+                return trial.wrong_kernels()
+        except TrialFailed as failure:
+            self._say(f"the gradients were not compared with plain float32: {failure.reason}")
+            return None
 
     def _case(self, case: Case, seconds: float, found: Ablated) -> Result:
         self._say(spoken(case.name))

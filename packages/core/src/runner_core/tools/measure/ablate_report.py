@@ -104,6 +104,8 @@ def footnotes(found: Ablated) -> Iterator[str]:
             f"to start "
             f"and to compile: about --minutes {enough} would do for all."
         )
+    if found.wrong:
+        yield f"WRONG GRADIENTS, whatever the losses say: {found.wrong}"
     if any(row.apart for row in found.rows):
         yield "* Measured by itself, since there was no room for both: its times are of other minutes."
     for row in found.rows:
@@ -223,7 +225,8 @@ def as_json(facts: Mapping[str, Json], found: Ablated) -> dict[str, Json]:
     on = {**everything, **_memory_and_epoch(found, found.seconds_per_epoch)}
     rows: list[Json] = [_row_json(row) for row in found.rows]
     left_out: list[Json] = [*found.left_out]
-    return {**facts, "units": _UNITS, "with_all": on, "without": rows, "left_out": left_out}
+    own = {"units": _UNITS, "wrong_gradients": found.wrong, "with_all": on}
+    return {**facts, **own, "without": rows, "left_out": left_out}
 
 
 def _row_json(row: Result) -> dict[str, Json]:

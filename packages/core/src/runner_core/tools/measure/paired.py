@@ -352,7 +352,17 @@ class Case:
 
 
 Outcome = Literal[
-    "", "kept", "no faster", "slower", "given up", "undecided", "learns otherwise", "failed", "too large", "not tried"
+    "",
+    "kept",
+    "no faster",
+    "slower",
+    "given up",
+    "undecided",
+    "learns otherwise",
+    "wrong gradients",
+    "failed",
+    "too large",
+    "not tried",
 ]
 """"slower" means beyond the noise; "given up" means slower in each of the first rounds, too few for an amount."""
 

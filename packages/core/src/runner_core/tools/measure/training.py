@@ -25,6 +25,7 @@ from runner_core.data.pipeline import RecordPipeline
 from runner_core.tools.measure.trial import Ready, Turn, own_memory, rest
 from runner_core.training.assembly import TrainingSpec, assemble
 from runner_core.training.data import open_data
+from runner_core.training.kernels import options, remembered, verify
 
 Say = Callable[[str], None]
 
@@ -246,6 +247,16 @@ def profiled(base: Mapping[str, Json], settings: Mapping[str, Json], seconds: fl
     setup, place = TrainingSpec.from_json(base).setup(settings), Path(folder)
     report = profile_run(setup, open_data(setup, lambda text: None), steps=_PROFILED, seconds=seconds, folder=place)
     return {"report": report, "fixes": [asdict(remedy) for remedy in remedies(setup, report)]}
+
+
+def wrong_kernels(base: Mapping[str, Json], settings: Mapping[str, Json], folder: str) -> str | None:
+    """Compare the kernels of these settings with plain operations; return what is wrong, None if nothing."""
+    setup = TrainingSpec.from_json(base).setup(settings)
+    if not options(setup):
+        return None
+    data = open_data(setup, lambda text: None)
+    found = remembered(setup, data) or verify(setup, data)
+    return found.text if found.status == "wrong" else None
 
 
 def _lead(samples: Any, config: RunConfig, block: int) -> int:

@@ -329,6 +329,13 @@ class Trial:
         self.close()
         return found["report"], [Remedy(**remedy) for remedy in found["fixes"]]
 
+    def wrong_kernels(self) -> str | None:
+        """Return what `verify-kernels` finds wrong with these settings, None if nothing. The trial is closed after."""
+        self._open()
+        found = self._ask("kernels", base=asdict(self.base), settings=self.settings)
+        self.close()
+        return None if found is None else str(found)
+
     def steps(self, count: int) -> Turn:
         """Train for `count` steps (more if several go to the device at once), after a lead-in that is not counted.
 

@@ -50,6 +50,8 @@ _EVALUATED = 4
 """Number of batches whose loss is used to compare different batch sizes."""
 _ROUNDS_ONLY = {"precision.mode"}
 """Settings that change only the rounding of a step, so that losses of the same steps are compared."""
+_DATA_ONLY = ("train.workers", "train.prefetch", "train.threads", "cache.", "data.", "remote.")
+"""Settings that change no kernel."""
 _PATIENCE = 60.0
 """Seconds that a remedy may take for one request (its start, for example), however little time is left."""
 _MARGIN = 1.1
@@ -256,6 +258,18 @@ class Tuning:
         row.reason = row.agreement.text
         if not row.agreement.agrees:
             row.outcome = "learns otherwise"
+        elif wrong := self._wrong_kernels(rival.trial.settings, row.case.settings):
+            row.outcome, row.reason = "wrong gradients", wrong
+
+    def _wrong_kernels(self, settings: Settings, new: Settings) -> str | None:
+        """Return what is wrong with the gradients of `settings`, of which some are `new`; None if nothing.
+
+        Losses of a few steps may agree though gradients do not. Raises TrialFailed if they cannot be compared.
+        """
+        if all(name.startswith(_DATA_ONLY) for name in new):
+            return None
+        with Trial(self.base, "gradients", settings, memory_bytes=self._limit()) as trial:
+            return trial.wrong_kernels()
 
     def _rounds(self, rounds: Rounds, until: float) -> None:
         """Run rounds until a decision is possible, or until `until`."""

@@ -1,0 +1,79 @@
+"""Kernels of Keras against eager float32: wrong ones under XLA or 16 bits are found, right ones are not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
+import engine_toy as toy
+import keras_toy
+from runner_core.contract.setup import Setup
+from runner_core.plugins import defaults
+from runner_core.training.kernels import options, prove, verify
+
+pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
+from runner_core.engines.keras.engine import backend
+
+
+class Hooks:
+    versions: dict[str, str] = {}  # noqa: RUF012
+
+    def first(self, hook, **arguments):
+        return getattr(defaults, hook)(**arguments)
+
+    def all(self, hook, **arguments):
+        return [*getattr(defaults, hook)(**arguments)]
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def made(**settings):
+    config = toy.small(**settings)
+    setup = Setup(keras_toy.KerasToy(config), config, "demo", None, Hooks())
+    return setup, toy.make_data(setup.project)
+
+
+@pytest.fixture
+def halved(monkeypatch):
+    """XLA that halves the first gradient of what it compiles."""
+    own = backend()
+    real = type(own).compiled
+
+    def compiled(self, function, variables, xla):
+        run = real(self, function, variables, xla)
+        if not xla or getattr(function, "__name__", "") != "observed_step":
+            return run
+
+        def wrong(*arguments):
+            values, (first, *gradients) = run(*arguments)
+            return values, [0.5 * first, *gradients]
+
+        return wrong
+
+    monkeypatch.setattr(type(own), "compiled", compiled)
+
+
+@pytest.mark.parametrize("settings", [{"train__compile": "on"}, {"precision__mode": "bfloat16"}], ids=str)
+def test_right_kernels_agree(settings):
+    found = verify(*made(**settings, train__ema=0.9))
+    assert (found.status, found.wrong) == ("right", []), found.text
+
+
+def test_a_wrong_gradient_under_xla_is_found_and_switched_off(halved):
+    setup, data = made(train__compile="on")
+    found = prove(setup, data, print)
+    assert found.blamed == ["train.compile (XLA)"]
+    assert found.switched
+    assert setup.config.train.compile == "off"
+    assert "kernel" in found.layer or "bias" in found.layer
+
+
+def test_plain_float32_is_not_compared():
+    setup, _ = made()
+    assert options(setup) == []
