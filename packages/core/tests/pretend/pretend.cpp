@@ -520,6 +520,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_overrideable", TORCH_FN(convolution));
   m.impl("convolution_backward_overrideable", TORCH_FN(convolution_backward));
   m.impl("record_stream", TORCH_FN(record_stream));
+  for (auto name : {"native_group_norm", "native_layer_norm"})  // composed of views for unknown devices
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&on_cpu>());
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));

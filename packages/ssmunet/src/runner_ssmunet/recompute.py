@@ -126,7 +126,7 @@ class _State:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Restore the generators' saved states; afterwards put back the current ones."""
-        with torch.random.fork_rng(self._devices):
+        with torch.random.fork_rng(self._devices, device_type=self._kind):
             torch.set_rng_state(self._host)
-            set_device_states(self._devices, self._states)
+            set_device_states(self._devices, self._states, device_type=self._kind)
             yield

@@ -96,7 +96,7 @@ class SpectralStack(nn.Module):
     def _pixels_at_once(self, x: Tensor) -> int:
         if self.chunk is not None:
             return self.chunk
-        elements = ELEMENTS["cuda" if x.is_cuda else "cpu"]
+        elements = ELEMENTS["cpu" if x.device.type == "cpu" else "cuda"]
         return max(1, elements // (x.shape[-1] * self.filters.count))
 
     def kept_bytes(self, x: Tensor) -> int:
