@@ -94,7 +94,7 @@ class _Apart(torch.autograd.Function):
         tied = distance == 0
         scale = -outer / len(apart) / (distance + EPSILON) / torch.where(tied, 1, distance)
         gradient = apart.mul(scale[:, None])
-        if apart.is_cuda or tied.any():  # a GPU would have to wait for the answer
+        if apart.device.type != "cpu" or tied.any():  # an accelerator would have to wait for the answer
             push = _directions(apart, ctx.first) * (-outer / len(apart) / TIED)
             gradient = torch.where(tied[:, None], push, gradient)
         others = gradient.new_zeros(ctx.many, gradient.shape[1]).index_add_(0, nearest, gradient, alpha=-1)
