@@ -224,7 +224,7 @@ def parts_join_to_the_whole(case: Case) -> None:
     found = [scorer(record) for record in records]
     lines = [json.loads(one.line(project)) for one in found]
     again = [Scored.of_line(project, record, line) for record, line in zip(records, lines, strict=True)]
-    whole, joined = case.folder / "whole", case.folder / "joined"
+    whole, joined = case.folder / "scored-whole", case.folder / "scored-joined"
     for folder, one in ((whole, found), (joined, again)):
         folder.mkdir()
         write_scores(over_records(project, one), folder)
