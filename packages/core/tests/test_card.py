@@ -98,6 +98,30 @@ def test_the_crate_lists_every_file_with_its_checksum(exported: Path) -> None:
 # ---------------------------------------------------------------- training again
 
 
+def test_a_strangers_card_sends_nothing_anywhere(exported: Path, runner: Runner, tmp_path: Path) -> None:
+    card = facts_of(exported)
+    assert not {"cache", "remote", "log"} & {*card["settings"]}
+    log, cache = {"mlflow": str(tmp_path / "sent")}, {"dir": str(tmp_path / "elsewhere")}
+    change(exported, settings={**card["settings"], "log": log, "cache": cache, "project": "other"})
+    assert runner("reproduce", exported, "--run-dir", "again").returncode == 0
+    assert not (tmp_path / "sent").exists()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_no_path_of_this_machine_is_in_a_card(trained: Path, runner: Runner, tmp_path: Path) -> None:
+    summary = json.loads((trained / "summary.json").read_text())
+    text = f"no space left in {tmp_path}/runs/a b/checkpoints (No space); see https://example.org/a/b, 3/4"
+    found = {"rule": "checkpoint not saved", "level": "warning", "message": text, "timed": True}
+    shutil.copytree(trained, tmp_path / "copy")
+    (tmp_path / "copy" / "summary.json").write_text(json.dumps({**summary, "health": [found]}))
+    assert runner("toy", "export", "copy", "--out", "net").returncode == 0
+    assert (
+        "no space left in a b/checkpoints (No space); see https://example.org/a/b, 3/4"
+        in (facts_of(tmp_path / "net")["health"][0]["message"])
+    )
+    assert not any(str(tmp_path).encode() in p.read_bytes() for p in (tmp_path / "net").rglob("*.*"))
+
+
 def test_the_same_machine_gives_the_same_bits(exported: Path, runner: Runner, tmp_path: Path) -> None:
     done = runner("reproduce", exported / "MODEL_CARD.md", "--run-dir", "again", "--json")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -27,7 +27,7 @@ from runner_core.output.report.page import lines
 from runner_core.output.runfolder import RUNS, RunFolder, free_path
 from runner_core.plugins.discovery import find_project
 from runner_core.plugins.settings import PHANTOM
-from runner_core.tools.card.facts import FACTS, FORMAT, collect, digest_of
+from runner_core.tools.card.facts import FACTS, FORMAT, NOT_TRAINING, collect, digest_of
 from runner_core.tools.card.same import compare
 from runner_core.training.data import data_folder, read_records
 
@@ -111,7 +111,9 @@ def _words(card: Mapping[str, Any], options: Any, run_dir: Path, temporary: Path
     if card["start"] and not options.start:
         raise BadInput(f"{options.card}: it started from {card['start']['about']}: name these weights with --from")
     settings, split = temporary / "config.yaml", temporary / "split.yaml"
-    settings.write_text(yaml.safe_dump({"project": name, **card["settings"]}), encoding="utf-8")
+    # a stranger's card says how to train, and neither where files go nor to which server the log
+    own = {section: values for section, values in card["settings"].items() if section not in NOT_TRAINING}
+    settings.write_text(yaml.safe_dump({**own, "project": name}), encoding="utf-8")
     words = ["--config", str(settings), "--preset", str(card["preset"]), "--run-dir", str(run_dir)]
     words += ["--data", str(options.data)] if options.data else []
     words += ["--from", str(options.start)] if options.start else []

@@ -6,8 +6,10 @@ are known by digests of their names and contents.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,15 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from runner_core.config.values import overlay_named, plain
+from runner_core.config import RunConfig
+from runner_core.config.values import flat_items, overlay_named, plain
 from runner_core.contract import Json, State
 from runner_core.contract.setup import Setup
 from runner_core.data.splits import SPLITS
 from runner_core.output.pictures import file_name
 from runner_core.output.progress import read_starts
 from runner_core.output.runfolder import RunFolder
-from runner_core.plugins.settings import PHANTOM, differences, for_other_data, from_preset
+from runner_core.plugins.settings import PHANTOM, for_other_data, from_preset
 from runner_core.tools.uncertainty import mean
 from runner_core.training.evaluation import read_scores
 from runner_core.training.seen import read_contents, read_split, read_start
@@ -34,8 +37,10 @@ WORST = 3
 """Number of worst cases that a card shows."""
 _NETWORK = "model."
 """How names of the network's own tensors begin in a checkpoint."""
-_NOT_TRAINING = ("cache", "remote", "log", "predict")
-"""Sections of settings that change no training."""
+NOT_TRAINING = ("cache", "remote", "log", "predict")
+"""Sections of settings that change no training. A card has none of them, and whoever reads one takes none from it."""
+_PATH = re.compile(r"(?<![\w.:/])/(?:[^\s/]+/)+(?=[^\s/])")
+"""The folders of an absolute path in a text."""
 
 
 def collect(
@@ -53,22 +58,19 @@ def collect(
     """
     summary, starts, config = run.read_summary(), read_starts(run), setup.config
     project = type(setup.project)
-    preset = from_preset(project, setup.preset, config.extensions)
-    portable = for_other_data(config, project, setup.preset)  # without paths of this machine
+    preset = dict(flat_items(_settings(from_preset(project, setup.preset, config.extensions))))
+    portable = for_other_data(config, project, setup.preset)  # without tables of files of this machine
     if config.data.split not in ("auto", "none") and not config.data.split.startswith("group:"):
         portable = overlay_named(portable, {"data.split": "auto"}, "card")  # `names` has the split
+    settings = _settings(portable)
     return {
         "format": FORMAT,
         "project": setup.name,
         "task": task,
         "limits": project.limits,
         "preset": setup.preset,
-        "settings": {name: value for name, value in plain(portable).items() if name not in _NOT_TRAINING},
-        "changed": {
-            name: plain(now)
-            for name, (_, now) in differences(preset, portable).items()
-            if name.partition(".")[0] not in _NOT_TRAINING
-        },
+        "settings": settings,
+        "changed": {n: value for n, value in flat_items(settings) if n not in preset or preset[n] != value},
         "seed": config.train.seed,
         "deterministic": config.train.deterministic,
         "weights": _weights(checkpoint, state),
@@ -83,8 +85,19 @@ def collect(
         "device": (summary.get("device") or {}).get("name") or (summary.get("device") or {}).get("kind"),
         **_scores(run, anonymous),
         "metrics": summary.get("metrics", {}),
-        "health": summary.get("health", []),
+        "health": [{**found, "message": _PATH.sub("", found["message"])} for found in summary.get("health", [])],
     }
+
+
+def _settings(config: RunConfig) -> dict[str, Json]:
+    """Return the settings that change a training; a file or folder by its name alone."""
+
+    def named(value: Any) -> Json:
+        if dataclasses.is_dataclass(value):
+            return {field.name: named(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return value.name if isinstance(value, Path) else plain(value)
+
+    return {name: value for name, value in named(config).items() if name not in NOT_TRAINING}
 
 
 def digest_of(name: str) -> str:
