@@ -245,6 +245,12 @@ def test_parts_are_combined_into_one_file(
     for part in ("1/3", "2/3", "3/3"):
         assert main([*words, "parts", "--part", part]) == 0
     assert contents(Path("whole")) == contents(Path("parts"))
+    image = Path("data/p0_b.npy")  # an input changes after all were joined, and each record's own file is gone
+    np.save(image, np.load(image)[::-1])
+    for part in ("1/3", "2/3", "3/3"):
+        assert main([*words, "parts", "--part", part]) == 0
+    assert main([*words, "whole"]) == 0
+    assert contents(Path("whole")) == contents(Path("parts"))
 
 
 def test_a_part_is_done_once_at_a_time(tmp_path: Path) -> None:
@@ -257,6 +263,8 @@ def test_a_part_is_done_once_at_a_time(tmp_path: Path) -> None:
             folder.add(Part(2, 2), '{"record": "b"}')
     assert folder.missing(["a", "b", "c"], folder.lines(["a", "b", "c"])) == ["1/2"]
     folder.set_joined({})
+    with folder.claimed(Part(1, 2)), pytest.raises(BadInput, match="part 1/2 is at work"):
+        PartsFolder(folder.path).join(3, {"weights": "b"})
     PartsFolder(folder.path).join(3, {"weights": "b"})  # what was joined makes room
     assert folder.parts == Part.all(3)
     assert not folder.lines(["a", "b", "c"])

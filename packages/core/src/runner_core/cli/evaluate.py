@@ -141,13 +141,18 @@ def conclude(work: Evaluation, scores: Scores, written: Sequence[Path], folder: 
     print(f"written: {', '.join(p.name for p in written)} in {folder}")
     if folder.absolute().parent == place.absolute():  # the report shows evaluations in its own folder
         print(f"report: {write_report(run) if place == run.path else write_page(ExperimentFolder.open(place))}")
-    if work.options.json:
-        facts_file, scores_file = (written_result(folder / name) for name in (FACTS_FILE, SCORES_FILE))
-        show_json({"folder": folder, **facts_file, "scores": scores_file})
+    show_written(work, folder)
     for error in scores.errors:
         print(f"warning: not scored: {error}", file=sys.stderr)
     if scores.errors:
         print(f"runner: {counted(len(scores.errors), 'record')} could not be scored (see above)", file=sys.stderr)
+
+
+def show_written(work: Evaluation, folder: Path) -> None:
+    """Print the evaluation in `folder` as JSON if --json asks for it."""
+    if work.options.json:
+        facts_file, scores_file = (written_result(folder / name) for name in (FACTS_FILE, SCORES_FILE))
+        show_json({"folder": folder, **facts_file, "scores": scores_file})
 
 
 def _networks(members: Sequence[Started[EvaluateOptions]]) -> tuple[Infer | Ensemble, Infer | None, list[str]]:

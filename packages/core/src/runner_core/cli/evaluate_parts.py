@@ -15,7 +15,7 @@ from runner_core.base.progress import record_bar
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json
 from runner_core.cli.ensembles import start_from_runs, weights_text
-from runner_core.cli.evaluate import Evaluation, conclude, evaluate_with, prepare, show_and_write
+from runner_core.cli.evaluate import Evaluation, conclude, evaluate_with, prepare, show_and_write, show_written
 from runner_core.cli.json_output import show_json
 from runner_core.cli.options import EvaluateOptions
 from runner_core.cli.start import Started
@@ -64,6 +64,7 @@ def evaluate_part(members: Sequence[Started[EvaluateOptions]]) -> tuple[list[str
             return errors, folder.path
         if not new and (joined := (folder.joined or {}).get("folder")) and (Path(joined) / FACTS_FILE).is_file():
             print(f"all parts are done and joined: {joined}")
+            show_written(work, Path(joined))
             return errors, Path(joined)
         return _join(work, folder)
 

@@ -62,7 +62,11 @@ class WrittenPart(Written):
         super().__init__(project, out)
         self._folder, self._part, self._records = folder, part, records
         self._keys = [record.key for record in records]
-        done, own = self._done(), part.share(records)
+        with folder.alone():
+            if self._is_joined() and len(self._done()) < len(records):  # an input is another one now
+                folder.forget_joined()
+            done = self._done()
+        own = part.share(records)
         self.left = [record for record in own if record.key not in done or "error" in done[record.key]]
         """The records that this part has to predict."""
         so_far = f", {len(own) - len(self.left)} done already" if len(self.left) < len(own) else ""

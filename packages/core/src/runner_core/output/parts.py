@@ -53,7 +53,7 @@ class PartsFolder:
         """Take part in the work that `common` describes, in `count` parts, and begin it if no other part has.
 
         Work that was joined to its end makes room for other work. Raises BadInput that names what differs from parts
-        which are there.
+        which are there, or the part if one of the work before is at work again.
         """
         own = json.loads(json_text({"parts": count, **common}))
         try:
@@ -65,8 +65,10 @@ class PartsFolder:
         with self.alone():
             there = self.head
             if there and there != own and self.joined is not None:
-                for file in (*self.path.glob("*-of-*.jsonl"), self.path / _JOINED):
-                    file.unlink(missing_ok=True)
+                for part in self.parts:
+                    with self.claimed(part):  # its lines would be taken for those of the new work
+                        self._file(part).unlink()
+                self.forget_joined()
                 there = {}
             if not there:
                 replace_json(self.path / _HEAD, own)
@@ -136,6 +138,10 @@ class PartsFolder:
     def set_joined(self, found: Mapping[str, Json]) -> None:
         """Record what the parts were joined to."""
         replace_json(self.path / _JOINED, {**found, "by": f"process {os.getpid()} on {platform.node()}"})
+
+    def forget_joined(self) -> None:
+        """Let the parts join anew."""
+        (self.path / _JOINED).unlink(missing_ok=True)
 
     def _file(self, part: Part) -> Path:
         return self.path / f"{part.number}-of-{part.count}.jsonl"
