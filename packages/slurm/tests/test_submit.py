@@ -148,6 +148,7 @@ def test_parts_and_experiments(submit: Submit) -> None:
         ("--array train.seed=1,2 --run-dir x", "leave --run-dir out"),
         ("--array train.epochs=1,0", "train.epochs must be at least 1"),
         ("--array train.epoch=1,2", ""),
+        ("--array train.seed=1,1", "would share one folder (seed=1)"),
         ("--array train.seed=1,2 --resume", "--resume: what is submitted always goes on"),
         ("--parts 4", "`train` cannot be divided"),
         ("crossval --parts 0", "it must be at least 1"),

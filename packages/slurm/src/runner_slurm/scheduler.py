@@ -88,7 +88,7 @@ def slurm_parameters(submission: Submission, config: Config, tasks: int) -> dict
     return {name: value for name, value in given.items() if value is not None}
 
 
-AGAIN = ("train", "crossval", "repeat", "sweep", "predict", "evaluate")
+AGAIN = ("train", "crossval", "repeat", "sweep", "predict", "evaluate", "cache")
 """Commands that may be started again: they go on, or leave what is there."""
 
 

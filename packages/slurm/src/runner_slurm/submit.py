@@ -36,7 +36,7 @@ class Flags:
     """Settings to try, one job for each combination: NAME=A,B,C, several after one --array. At the end the runs are
     compared."""
     parts: Annotated[int, tyro.conf.arg(metavar="N")] = 1
-    """Divide the work among N jobs (--part 1/N to N/N of predict, evaluate, crossval or repeat)."""
+    """Divide the work among N jobs (--part 1/N to N/N of predict, evaluate, cache build, crossval or repeat)."""
     submission: Path | None = None
     """A new or empty folder for settings, logs and runs. Default: runs/PROJECT/submit-TIME."""
     wait: FlagCreatePairsOff[bool] = False
@@ -54,6 +54,10 @@ def submit(project: str, parser: argparse.ArgumentParser, words: Sequence[str]) 
     tasks = tasks_for(parsed, config, executor)
     variants = list(_variants(flags.array)) if flags.array else [{}]
     _refuse_wrong(parsed, len(variants))
+    named: dict[str, Mapping[str, Any]] = {}
+    for values in variants:  # the name is also the folder's
+        if (other := named.setdefault(_name(values), values)) is not values:
+            raise BadInput(f"--array: {dict(values)} and {dict(other)} would share one folder ({_name(values)})")
     # the variants' settings are refused before anything is written
     several = [(values, _varied(project, command, rest, prog, values) if values else parsed) for values in variants]
     with claimed(project, "submit", flags.submission) as folder:
