@@ -167,6 +167,7 @@ def _of_project(project: str, command: str, words: Sequence[str], now: str) -> A
         own |= _settings(project, kind) | {"--help": Flag("common settings"), "--help-all": Flag("all settings")}
     use = issubclass(kind, options.RunOptions)
     places: dict[str, Any] = {"predict": "files", "phantom": "folders", "init-data": "folders"}
+    places["cache"] = () if words else ("build",)
     place = "runs" if use and not words else places.get(command, ())
     return _value_or_flag(words, now, own, place, project)
 

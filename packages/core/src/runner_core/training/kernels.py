@@ -353,9 +353,11 @@ def _sections(setup: Setup) -> set[str]:
 def _sources(setup: Setup) -> Json:
     """Return a digest of the files of the project's package, where the network is written."""
     package = sys.modules[type(setup.project).__module__.partition(".")[0]]
-    place = Path(str(package.__file__))
+    if (written := getattr(package, "__file__", None)) is None:  # in a notebook
+        raise OSError(f"{package.__name__} has no file: what its network is cannot be remembered")
+    place = Path(written)
     files = sorted(place.parent.rglob("*.py")) if place.name == "__init__.py" else [place]
-    return digest_json({str(file.relative_to(place.parent)): file.read_text("utf-8") for file in files})
+    return digest_json({str(file.relative_to(place.parent)): file.read_bytes().hex() for file in files})
 
 
 def _versions(setup: Setup) -> dict[str, str]:

@@ -147,8 +147,11 @@ class TorchTeam:
         return _every(value, self.count, self._gather)
 
     def aside(self) -> Aside:
+        from torch.distributed.distributed_c10d import _set_pg_timeout
+
         with _unheard():
-            group = distributed.new_group(backend="gloo")
+            group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self._patience))
+        _set_pg_timeout(_WITHOUT_LIMIT, group)  # the others may write for longer than gloo's half an hour
         return Aside(self.number, self.count, group, self._heartbeat)
 
     def every_arrays(self, arrays: Arrays) -> list[Arrays]:
