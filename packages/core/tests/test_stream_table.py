@@ -90,7 +90,9 @@ def test_few_records_and_those_that_json_does_not_hold_stay_objects(monkeypatch)
     lists = [Field("a", "g", {}, plate=["not", "text"], channels=["a"])]
     nested = [Record("a", "g", {}, values={"t": (1, 2)})]
     mixed = [*few, Record("a", "g", {})]
-    for kept in (sets, lists, nested, mixed):
+    late = [Record(f"{n}", "g", {}, values={"t": (1, 2) if n == 70 else 1}) for n in range(100)]
+    keys = [Record(f"{n}", "g", {}, values={"t": {1: 2} if n == 70 else 1}) for n in range(100)]
+    for kept in (sets, lists, nested, mixed, late, keys):
         assert compact(kept) is kept
     assert compact(found := compact(few)) is found
 

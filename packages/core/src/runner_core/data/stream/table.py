@@ -136,8 +136,15 @@ class RecordTable(_Blocks[AnyRecord]):
     def _row(self, record: AnyRecord) -> Json:
         if type(record) is not self._kind:
             raise TypeError("the records are of several classes")
-        files = [[role, *_place(place)] for role, place in record.files.items()]
-        return [files, *(getattr(record, name) for name in self._names)]
+        values = [getattr(record, name) for name in self._names]
+        for name, value in zip(self._names, values, strict=True):
+            if name in self._tuples:
+                right = isinstance(value, tuple) and all(map(_comes_back, value))
+            else:
+                right = type(value) in _PLAIN or _comes_back(value)
+            if not right:
+                raise TypeError(f"{self._kind.__name__}.{name} holds what JSON does not give back")
+        return [[[role, *_place(place)] for role, place in record.files.items()], *values]
 
     def made(self, value: Any) -> AnyRecord:
         files, *fields = value
@@ -145,6 +152,18 @@ class RecordTable(_Blocks[AnyRecord]):
         places: dict[str, Location] = {role: _location(*place) for role, *place in files}
         made: AnyRecord = self._kind(**given, files=places)
         return made
+
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+def _comes_back(value: Any) -> bool:
+    """Return whether JSON gives a value back: no tuple, and no key that is not text."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _comes_back(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(map(_comes_back, value))
+    return value is None or isinstance(value, (str, int, float))
 
 
 def _place(place: Location) -> tuple[Json, ...]:
