@@ -26,7 +26,8 @@ MEMORY = 1 << 34
 
 def missing() -> str:
     """Return why it cannot be compiled here, or ""."""
-    return "" if shutil.which("c++") else "needs a C++ compiler"
+    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
+    return "" if shutil.which("c++") and headers else "needs a C++ compiler and Python's headers"
 
 
 @cache
