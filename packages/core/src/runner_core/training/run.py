@@ -237,7 +237,7 @@ class _Run:
             "energy": self.keeper.energy(),
             "precision": {"asked": self.setup.precision.compute, "seen": state.precision_seen or {}},
             **({} if self.setup.start is None else {"start": summary_of(self.setup.start)}),
-            **({} if self.verdict.status == "unused" else {"kernels": asdict(self.verdict)}),
+            "kernels": asdict(self.verdict),
             "split": self.data.described_split(),
             "device": asdict(self.setup.device),
             "devices": self.team.count,
