@@ -59,9 +59,11 @@ def test_weights_in_a_package_predict_score_and_start_trainings(
     folder = package / "weights"
     runner_core.write_builtin(run.path, folder, statement=STATEMENT, files=[card], settings=threshold)
     assert str(here) not in "".join(text.decode(errors="replace") for text in contents(folder).values()), "no places"
+    assert "repeats this run" not in (folder / "config.yaml").read_text(encoding="utf-8"), "there are no data"
     before = contents(package)
 
-    capsys.readouterr()
+    assert main(["toy", "predict", "--weights", "builtni", str(image), "--out", "none"]) == 2
+    assert "builtni: there is no such run folder; did you mean 'builtin'?" in capsys.readouterr().err
     assert main(["toy", "predict", "--weights", "builtin", str(image), "--out", "a"]) == 0
     assert STATEMENT in capsys.readouterr().out
     assert main(["toy", "predict", "run", str(image), "--out", "b", "--predict.threshold", "0.4"]) == 0

@@ -35,7 +35,7 @@ class Brightness(NamedTuple):
         parts = {"plates": self.plate, "wells of a plate": self.well, "sites of a well": self.site}
         shown = ", ".join(f"{name} by {2**value:.2f}-fold" for name, value in parts.items() if not math.isnan(value))
         if not shown:
-            return "no well has two sites, so it is not known whether brightness tells wells apart"
+            return "no plate has two wells with two sites each, so it is not known whether brightness tells wells apart"
         chance = f" (wells beyond chance: p = {self.p:.2g})" if not math.isnan(self.p) else ""
         return f"brightness differs, in one standard deviation, between {shown}{chance}, in {self.fields} fields"
 

@@ -15,7 +15,7 @@ from runner_core import AnyRecord, Array, BadInput, Finding, Record, counted, sh
 from runner_dinocell import tiff
 from runner_dinocell.brightness import brightness
 from runner_dinocell.config import CellDataConfig
-from runner_dinocell.fields import Field, cells, decode, histogram, prepare
+from runner_dinocell.fields import Field, cells, decode, histogram, nuclei_channel, prepare
 from runner_dinocell.objects import MASK, known
 from runner_dinocell.statistics import pairs, spread
 from runner_dinocell.whole import Embedded
@@ -167,12 +167,15 @@ def set_findings(records: Sequence[AnyRecord], config: CellDataConfig | None = N
 def _cells(fields: Sequence[Field], config: CellDataConfig) -> Iterator[Finding]:
     """Say how many cells the fields have, so that a finder's result can be compared with one's own."""
     here = [field for field in fields if all(isinstance(place, Path) for place in field.files.values())]
-    counts = []
+    counts, how = [], f"data.cells {config.cells}"
     for number in spread([field.key for field in here], range(len(here)), _FIELDS):
         try:
-            counts.append(len(known(cells(decode(cast("Record", here[number])), config, config.cells or "find"))))
+            decoded = decode(cast("Record", here[number]))
+            counts.append(len(known(cells(decoded, config, config.cells or "find"))))
         except BadInput:
             continue
+        if config.cells == "find":
+            how = f"data.cells find, in channel {nuclei_channel(decoded.meta['channels'], config.nuclei)}"
     if counts:
         most = (
             f"; of more than data.most_cells {config.most_cells} some are left out"
@@ -180,7 +183,7 @@ def _cells(fields: Sequence[Field], config: CellDataConfig) -> Iterator[Finding]
             else ""
         )
         text = f"{min(counts)} to {max(counts)} cells in {counted(len(counts), 'field')}, median {np.median(counts):g}"
-        yield Finding("cells", "note", f"{text} (data.cells {config.cells}){most}.")
+        yield Finding("cells", "note", f"{text} ({how}){most}.")
 
 
 def _brightness(fields: Sequence[Field], config: CellDataConfig) -> Iterator[Finding]:

@@ -127,7 +127,7 @@ def cells(decoded: Decoded, settings: CellDataConfig, kind: str) -> Array:
         found = np.column_stack([np.arange(1, len(centres) + 1), centres])
     else:
         found = np.array(decoded.meta.get("cells", []), np.float32).reshape(-1, 3)
-    return objects.stored(found, image.shape[1:], settings.most_cells, "cells")
+    return objects.stored(found, image.shape[1:], settings.most_cells, "data.cells")
 
 
 def nuclei_channel(channels: Sequence[str], wanted: str | None) -> str:

@@ -110,7 +110,11 @@ def _with_cells(root: Location, records: Sequence[Field], config: CellConfig) ->
     if records and len(without) == len(records):
         raise BadInput(f"{root}: data.cells is {kind}, but no field {where}: not {without[0]} for one.")
     if without:
-        leave_out(f"{counted(len(without), 'field')} without cells, {without[0]} for one: no label of it", "warning")
+        leave_out(
+            f"data.cells {kind} has no cells of {counted(len(without), 'field')}, {without[0]} for one: windows lie "
+            "anywhere in such fields.",
+            "warning",
+        )
     return found
 
 

@@ -43,7 +43,7 @@ CHOICES = {
 
 
 class Scans(Protocol):
-    """What is asked of the project."""
+    """The parts of the project that this module uses."""
 
     config: ScrollConfig
     predict_options: ScrollPredictOptions

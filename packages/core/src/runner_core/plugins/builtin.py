@@ -13,7 +13,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from runner_core.base.errors import BadInput
+from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.files import read_json
 from runner_core.base.location import shell_word
 from runner_core.plugins.discovery import Plugin, find_project, projects
@@ -37,9 +37,11 @@ def weights_of(plugin: Plugin) -> Path | None:
 def named_run(project: str, named: Path) -> Path:
     """Return the run that the user named: the folder in the package for `builtin`, any other path as it is.
 
-    Raises BadInput if the project has no weights in its package.
+    Raises BadInput if the project has no weights in its package, and for a misspelt `builtin`.
     """
     if os.fspath(named) != BUILTIN:
+        if (near := did_you_mean(os.fspath(named), [BUILTIN])) and not named.exists():
+            raise BadInput(f"{named}: there is no such run folder{near}")
         return named
     found = weights_of(find_project(project))
     if found is None:

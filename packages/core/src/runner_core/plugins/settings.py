@@ -140,11 +140,14 @@ def head(setup: Setup, chosen: Sequence[str]) -> dict[str, Any]:
 def save(path: Path, config: RunConfig, head: Mapping[str, Any]) -> None:
     """Write a run's config.yaml whole, or leave it unchanged and raise BadInput.
 
-    `head` holds project, preset, source, plugins and chosen.
+    `head` holds project, preset, source, plugins and chosen; weights in a package have no source.
     """
     text = yaml.safe_dump({**head, **plain(config)}, sort_keys=False)
+    about = f"runner {head['project']} train --config THIS_FILE repeats this run"
+    if "source" not in head:
+        about = "settings of the weights beside it, without their data; MODEL_CARD.md says how they were trained"
     try:
-        replace_text(path, f"# runner {head['project']} train --config THIS_FILE repeats this run\n{text}")
+        replace_text(path, f"# {about}\n{text}")
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
 
