@@ -149,16 +149,13 @@ def prove(setup: Setup, data: Data, say: Say) -> Verdict:
         return Verdict()
     team = setup.team
     found = Verdict(**team.share(asdict(_found(setup, data, say)) if team.first else None))
+    if found.status == "wrong" and mode == "check":
+        if not found.off:
+            raise BadInput(f"{found.text}. `--train.kernels warn` trains with it all the same")
+        switch_off(setup, found.off)
+        found.switched = True
     if found.status != "unused" and team.first:
-        say(found.text)
-    if found.status != "wrong" or mode == "warn":
-        return found
-    if not found.off:
-        raise BadInput(f"{found.text}. `--train.kernels warn` trains with it all the same")
-    switch_off(setup, found.off)
-    found.switched = True
-    if team.first:
-        say(f"{found.text} (train.kernels warn: train with it)")
+        say(f"{found.text} (train.kernels warn: train with it)" if found.switched else found.text)
     return found
 
 
