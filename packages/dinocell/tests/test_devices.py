@@ -35,8 +35,9 @@ def trained(data: Path, run: Path, *words: str) -> tuple[list[dict[str, Any]], d
     assert done.returncode == 0, done.stdout + done.stderr
     lines = map(json.loads, (run / "log.jsonl").read_text().splitlines())
     tensors: dict[str, np.ndarray] = {}
-    for file in sorted(run.glob("checkpoints/step-*"))[-1].glob("*.safetensors"):
-        tensors |= load_file(file)
+    for file in sorted(sorted(run.glob("checkpoints/step-*"))[-1].glob("*.safetensors")):
+        for name, rows in load_file(file).items():  # with fsdp each process has written its rows
+            tensors[name] = np.concatenate([tensors[name], rows]) if name in tensors else rows
     return [line for line in lines if line["event"] in ("train", "validation")], tensors
 
 
