@@ -12,7 +12,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from hypothesis import given
 from hypothesis import strategies as st
-from runner_core.base.errors import BadInput
 from runner_core.contract import HostBatch
 from runner_core.contract.kernels import Disagreement, Observed, Updated
 from runner_core.engines.kernels import EPS, MARGIN, allowed_ratio, blamed_layer, jitter, ratios, wrong_updates
@@ -93,10 +92,14 @@ def test_warn_trains_on_and_off_compares_nothing(monkeypatch):
     assert prove(setup, data, print) == Verdict()
 
 
-def test_what_no_setting_does_without_is_refused():
+def test_what_no_setting_does_without_is_a_warning():
     setup, data = toy.setup(**toy.FAST)
-    with toy.average(toy.of_twice_the_weights), pytest.raises(BadInput, match="No setting does without it"):
-        prove(setup, data, print)
+    said = []
+    with toy.average(toy.of_twice_the_weights):
+        found = prove(setup, data, said.append)
+    assert (found.status, found.switched) == ("wrong", False)
+    assert "No setting does without it" in said[-1]
+    assert [finding.level for finding in found.findings()] == ["warning"]
 
 
 def test_plain_float32_is_not_compared(monkeypatch):

@@ -181,7 +181,7 @@ class TrainConfig:
     kernels: Literal["check", "warn", "off"] = "check"
     """Before the first step, compare the gradients of everything beyond plain float32 (compile, precision,
     channels_last, a GPU's kernels, a project's own) with plain operations, on this network and its first batch; the
-    result is remembered. check: do without what is wrong, or refuse to train. warn: only warn. off: do not compare."""
+    result is remembered. check: do without what is wrong, where a setting can. warn: only warn. off: do not compare."""
     channels_last: Literal["auto", "on", "off"] = "auto"
     """PyTorch only: channels-last memory layout for convolutions. auto: off. Presets turn it on if it was measured
     to help; `runner PROJECT tune` measures it on your data."""

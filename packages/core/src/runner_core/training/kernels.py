@@ -141,17 +141,15 @@ def options(setup: Setup) -> list[Option]:
 def prove(setup: Setup, data: Data, say: Say) -> Verdict:
     """Compare the training's kernels before its first step, as `train.kernels` says; called by every process.
 
-    If something is wrong and can be switched off, `check` changes the settings of `setup` in place. Raises BadInput if
-    it cannot be switched off.
+    If something is wrong and can be switched off, `check` changes the settings of `setup` in place. What no setting
+    does without is a warning: a comparison that is too strict must not keep anybody from training.
     """
     mode = setup.config.train.kernels
     if mode == "off":
         return Verdict()
     team = setup.team
     found = Verdict(**team.share(asdict(_found(setup, data, say)) if team.first else None))
-    if found.status == "wrong" and mode == "check":
-        if not found.off:
-            raise BadInput(f"{found.text}. `--train.kernels warn` trains with it all the same")
+    if found.status == "wrong" and found.off and mode == "check":
         switch_off(setup, found.off)
         found.switched = True
     if found.status != "unused" and team.first:
