@@ -59,5 +59,8 @@ def test_the_baseline_is_the_same_whatever_data_scale_is(config: CellConfig, wri
     own = project.baseline(cropped(project, record))
     project.statistics = {"channels": ["1", "2"], "levels": levels}
     together = project.baseline(cropped(project, record))
-    np.testing.assert_array_equal(own, baseline(prepared["image"], prepared["levels"]))
+    expected = baseline(prepared["image"], prepared["levels"])
+    np.testing.assert_array_equal(
+        own[: len(expected)], expected
+    )  # classical features follow where scikit-image is there
     np.testing.assert_array_equal(own, together)
