@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from runner_core import BadInput, ParsedCommand, flat, parse_command
+from runner_core.api.keywords import keywords
+from runner_core.cli.ensembles import start_from_runs
+from runner_core.cli.options import PredictOptions
 
 
 @dataclass(kw_only=True)
@@ -83,6 +86,17 @@ def test_words_of_commands_that_use_a_run(words: str, late: Path, trained: Path)
     again = parsed(command, *first.words(late / "kept.yaml"))
     assert flat(again.settings) == flat(first.settings)
     assert _without(vars(again.options), ("settings", "extra")) == _without(vars(first.options), ("settings", "extra"))
+
+
+@pytest.mark.torch
+def test_keywords_of_a_call_mean_the_same_as_the_words(late: Path, trained: Path) -> None:
+    for name in ("run", "other"):
+        shutil.copytree(trained, late / name)
+    words = "run a.npy --out masks --with other --train.threads 3 --late.queue short"
+    given = parsed("predict", *words.split()).keywords()
+    assert given == {"with_": (Path("other"),), "train.threads": 3}
+    again = start_from_runs("toy", "predict", PredictOptions, keywords(PredictOptions, {"run": late / "run", **given}))
+    assert [member.setup.config.train.threads for member in again] == [3, 3]
 
 
 @pytest.mark.parametrize("words, text", [

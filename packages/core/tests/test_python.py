@@ -298,6 +298,8 @@ def test_a_prediction_equals_the_command_lines(
     np.testing.assert_array_equal(np.load("mine.npy"), found.array > 0.5)
     assert len(run.predict(path, scaled=True).save("scaled")) == 2
     assert "<img" in found._repr_html_()
+    assert [record.files["image"] for record in run.inputs(path)] == [path]
+    assert run.load() == sorted((trained / "checkpoints").iterdir())[-1].name
     (data / "p1_a.npy").write_bytes(b"damaged")
     assert [found.record for found in run.predictions(data)][:3] == ["p0_a", "p0_b", "p1_b"]
     assert "warning: not predicted" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from runner_core.api.results import picture
 from runner_core.base.errors import BadInput
 from runner_core.base.location import location
 from runner_core.base.text import first_few
+from runner_core.cli.blocks import blocks_of
 from runner_core.cli.ensembles import label, start_from_runs
 from runner_core.cli.evaluate import make_folder
 from runner_core.cli.options import PredictOptions
@@ -62,7 +63,7 @@ class Predictor:
         if isinstance(item, (str, os.PathLike)):
             if spacing is not None:
                 raise BadInput("spacing is for arrays: a file has its own; leave it out")
-            found = self._records(item)
+            found = self.records(item)
             if len(found) != 1:
                 keys = first_few([record.key for record in found])
                 raise BadInput(
@@ -75,7 +76,7 @@ class Predictor:
         try:
             with undisturbed():
                 written = self.project.write_input(named_arrays(item), _spacing(spacing), place)
-            (record,) = self._records(written)
+            (record,) = self.records(written)
             return self._predicted(record, folder)
         except BadInput as error:  # the user knows no such folder
             text = str(error) if written == place else str(error).replace(str(written), "the array")
@@ -84,7 +85,7 @@ class Predictor:
 
     def each(self, path: str | os.PathLike[str]) -> Iterator[Prediction]:
         """Predict each record of a path; name those that cannot be predicted, as the command line does."""
-        for record in self._records(path):
+        for record in self.records(path):
             try:
                 found = self._predicted(record, places=(path,))
             except MaskFound as error:
@@ -95,12 +96,18 @@ class Predictor:
                 continue
             yield found
 
-    def _records(self, path: str | os.PathLike[str]) -> Sequence[AnyRecord]:
+    def records(self, path: str | os.PathLike[str]) -> Sequence[AnyRecord]:
+        """Return the records of a path, as `predict` would find them."""
         with undisturbed():
             return find_inputs(self.setup, location(os.fspath(path)))
 
     def _predicted(self, record: AnyRecord, folder: Any = None, places: Sequence[object] = ()) -> Prediction:
         """Predict a record; raise MaskFound if it looks like a mask and is not one of `places` itself."""
+        if (blocks := blocks_of(self.project)) is not None and blocks.wanted(record):
+            raise BadInput(
+                f"{record.key}: memory cannot hold it, or the options ask for blocks: `runner {self.project.name} "
+                "predict` alone predicts in blocks"
+            )
         check = self.project.checks().prediction
         with undisturbed() as framework, local(self.project, record) as here:
             framework(self.project.framework)

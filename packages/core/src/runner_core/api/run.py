@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from runner_core.api.prediction import Prediction, Predictor
     from runner_core.contract.data import Cropped
     from runner_core.contract.project import Project
-    from runner_core.contract.records import Record
+    from runner_core.contract.records import AnyRecord, Record
 
 AnyPath = str | os.PathLike[str]
 _NOT_SHOWN = ("event", "timing")
@@ -207,6 +207,17 @@ class Run:
         A record that cannot be predicted is named on stderr and left out.
         """
         return self._ready(checkpoint, options).each(path)
+
+    def load(self, *, checkpoint: str | None = None, **options: Any) -> str:
+        """Load the network for the calls of `predict` that follow with these options; return its checkpoint's name."""
+        return self._ready(checkpoint, options).checkpoint
+
+    def inputs(self, path: AnyPath, *, checkpoint: str | None = None, **options: Any) -> list[AnyRecord]:
+        """Return the records that `predictions` would find, with the places of their files; none is read yet.
+
+        For a program that must know which files a path from elsewhere leads to: a table can name any.
+        """
+        return list(self._ready(checkpoint, options).records(path))
 
     def records(self, split: str = "validation") -> Iterator[tuple[Project, Record, Cropped]]:
         """Yield the project as this run trained it, each record of a split, and what its network gets of it.

@@ -18,14 +18,17 @@ import yaml
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.writing import replace_text
 from runner_core.cli import PROJECT_COMMANDS, options
+from runner_core.cli.ensembles import start_from_runs
 from runner_core.cli.options import AUTO, Options, PresetOptions, RunOptions, peek
-from runner_core.cli.start import Started, start_from_run, start_new
+from runner_core.cli.start import Started, start_new
 from runner_core.config import RunConfig
 from runner_core.config.extensions import section_name
 from runner_core.config.values import flag_words, plain
 
 _REPLACED = ("config", "extension", "no_extension", "debug", "json", "resume", "run_dir", "weights")
 """Options of a command that `ParsedCommand.words` gives otherwise, or not at all."""
+_OF_EVERY_CALL = ("with_", "no_extension")
+"""Options of a command that a call takes too."""
 _SAVED = ("preset", "data", "from_")
 """Options that a settings file keeps."""
 
@@ -84,6 +87,17 @@ class ParsedCommand:
                 flags += flag_words(name, value)
         return [*words, *flags]
 
+    def keywords(self) -> dict[str, Any]:
+        """Return what a call from Python takes for the same: `run.predict(path, **keywords)`, of a command with RUN.
+
+        Left out are the run itself, what the command reads and writes, and the extension's own flags and settings.
+        """
+        given, section = self.options, section_name(self._extension)
+        changed = {name: now for name, (_, now) in self._started.changed.items() if name.partition(".")[0] != section}
+        own = {name: getattr(given, name) for name in _OF_EVERY_CALL if hasattr(given, name)}
+        own["extension"] = tuple(name for name in given.extension if name != self._extension)
+        return {**{name: value for name, value in own.items() if value}, **changed, **self._extra()}
+
     def _extra(self) -> Mapping[str, Any]:
         """Return the project's own options of `predict` that differ from their defaults."""
         found = self._started.setup.project.predict_options if issubclass(self._kind, options.PredictOptions) else None
@@ -127,7 +141,7 @@ def parse_command(
     if issubclass(kind, RunOptions):
         # the run, if named, comes first
         given = [*words, "--extension", extension]
-        started = start_from_run(project, prog.removeprefix(f"runner {project} "), both, given)
+        started = start_from_runs(project, prog.removeprefix(f"runner {project} "), both, given)[0]
     else:
         seen = peek(words)
         if seen.resume is not None:
