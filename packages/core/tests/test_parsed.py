@@ -73,13 +73,14 @@ def test_words_mean_the_same_with_the_settings_saved(words: str, late: Path) -> 
     "words",
     [
         "evaluate RUN --split all --train.device cpu",
-        "predict RUN a.npy b.npy --out masks --part 1/2 --disagreement --with RUN --predict.views none",
+        "predict RUN a.npy b.npy --out masks --part 1/2 --disagreement --with other --predict.views none",
         "select RUN --out chosen",
         "export RUN --out network",
     ],
 )
 def test_words_of_commands_that_use_a_run(words: str, late: Path, trained: Path) -> None:
-    shutil.copytree(trained, late / "run")
+    for name in ("run", "other"):
+        shutil.copytree(trained, late / name)
     command, *rest = words.replace("RUN", "run").split()
     first = parsed(command, *rest)
     assert not first.starts
@@ -95,7 +96,12 @@ def test_keywords_of_a_call_mean_the_same_as_the_words(late: Path, trained: Path
     words = "run a.npy --out masks --with other --train.threads 3 --late.queue short"
     given = parsed("predict", *words.split()).keywords()
     assert given == {"with_": (Path("other"),), "train.threads": 3}
-    again = start_from_runs("toy", "predict", PredictOptions, keywords(PredictOptions, {"run": late / "run", **given}))
+    again = start_from_runs(
+        "toy",
+        "predict",
+        PredictOptions,
+        keywords(PredictOptions, {"run": late / "run", "inputs": (), "out": Path(), **given}),
+    )
     assert [member.setup.config.train.threads for member in again] == [3, 3]
 
 
