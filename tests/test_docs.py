@@ -110,7 +110,12 @@ def _projects() -> dict[str, type[Project]]:
 def _extensions() -> set[str]:
     """Settings of the installed extensions."""
     loaded = {name: plugin.entry.load() for name, plugin in discovery.extensions().items()}
-    return {f"{name}.{setting}" for name, module in loaded.items() for setting in flat(module.Config())}
+    return {
+        f"{name}.{setting}"
+        for name, module in loaded.items()
+        if hasattr(module, "Config")
+        for setting in flat(module.Config())
+    }
 
 
 def _code(text: str) -> Iterator[str]:
