@@ -292,8 +292,8 @@ def test_an_export_holds_each_network_and_says_how_they_predict(cv: Path) -> Non
     assert [m["folder"] for m in about["members"]] == ["1-fold-1", "2-fold-2", "3-fold-3"]
     assert about["how"].startswith("Average the networks' probabilities of whole records")
     assert main(["toy", "export", "cv/fold-2", "--out", "alone"]) == 0
-    for file in Path("alone").iterdir():
-        assert (Path("exported/2-fold-2") / file.name).read_bytes() == file.read_bytes()
+    for file in (path for path in Path("alone").rglob("*") if path.is_file()):
+        assert (Path("exported/2-fold-2") / file.relative_to("alone")).read_bytes() == file.read_bytes()
 
 
 @pytest.mark.torch

@@ -543,7 +543,7 @@ def test_a_checkpoint_that_gives_back_another_network(kind, what, tmp_path, monk
 
     trainer = import_module(f"runner_core.engines.{kind.framework}.trainer")
     flatten, lose = trainer.flatten, losing(what, kind.framework)
-    monkeypatch.setattr(trainer, "flatten", lambda tree: flatten(lose(tree)))
+    monkeypatch.setattr(trainer, "flatten", lambda tree, **words: flatten(lose(tree), **words))
     settings = {"train__ema": 0.9} if what == "ema" else {}
     found = told(tmp_path, kind, **settings)
     assert found["saved is not validated"] == "error"
@@ -567,8 +567,8 @@ def test_what_is_in_no_checkpoint_is_found_by_its_predictions(kind, tmp_path):
     trainer = import_module(f"runner_core.engines.{kind.framework}.trainer")
     flatten = trainer.flatten
 
-    def lose(tree):
-        return flatten({**tree, "statistics": {**tree["statistics"], "scale": np.float64(1.0)}})
+    def lose(tree, **words):
+        return flatten({**tree, "statistics": {**tree["statistics"], "scale": np.float64(1.0)}}, **words)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer, "flatten", lose)
