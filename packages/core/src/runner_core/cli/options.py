@@ -73,10 +73,11 @@ class PresetOptions(Options):
 
 @dataclass(kw_only=True)
 class StartOptions(PresetOptions):
-    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN|FILE")] = None
+    from_: Annotated[str | None, tyro.conf.arg(name="from", metavar="RUN|FILE|hf:")] = None
     """Start a new run from trained weights: those of a run (its best checkpoint; RUN/checkpoints/STEP for another), of
-    a file (.safetensors), or those in the project's package (the word builtin). A run also gives its settings and data,
-    unless --preset and --data name others. Its training records never validate or test."""
+    a file (.safetensors), those in the project's package (the word builtin), or those on the Hugging Face Hub
+    (hf:OWNER/NAME or hf:OWNER/NAME@REVISION), which are fetched. A run also gives its settings and data, unless
+    --preset and --data name others. Its training records never validate or test."""
 
 
 @dataclass(kw_only=True)
@@ -371,6 +372,9 @@ class ExportOptions(RunOptions):
 
     out: Path
     """A new or empty folder."""
+    to: str = ""
+    """The format. Default: the framework's own, safetensors (PyTorch) or keras. hub-folder: also the layout of the
+    Hugging Face Hub (safetensors, config.json, README.md with metadata); nothing is uploaded."""
     license: str = ""
     """License of the weights, for the card, as SPDX writes it: CC-BY-4.0, Apache-2.0."""
     anonymous: bool = False

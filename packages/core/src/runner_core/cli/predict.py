@@ -11,7 +11,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
-from runner_core.base.errors import BadInput
+from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.files import refuse_full_folder, refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.parts import Part
@@ -36,6 +36,7 @@ from runner_core.output.runfolder import IMPORTED
 from runner_core.plugins.builtin import CARD, is_builtin, statement
 from runner_core.plugins.discovery import find_project
 from runner_core.tools.card import collect, write_card
+from runner_core.tools.hub_folder import HUB_FOLDER, write_hub_folder
 from runner_core.training.checkpoints import restoring
 from runner_core.training.ensembles import Ensemble, counting, predict_with
 
@@ -230,7 +231,9 @@ def export(name: str, arguments: Sequence[str]) -> int:
 
 def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
     """Write the network for use without runner, and return the files; each of several into a folder of its own."""
-    out = members[0].options.out
+    out, to = members[0].options.out, members[0].options.to
+    if to not in ("", HUB_FOLDER):
+        raise BadInput(f"--to {to}: there is no such format{did_you_mean(to, [HUB_FOLDER])}; there is {HUB_FOLDER}")
     remove_leftovers(out)
     refuse_full_folder(out, "name another with --out")
     if len(members) == 1:
@@ -253,19 +256,29 @@ def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
 
 
 def _exported(started: Started[ExportOptions], state: State, checkpoint: Path, folder: Path) -> Sequence[Path]:
-    """Write the network and its card.
+    """Write the network, its card, and what the format adds.
 
     Raises BadInput for an unknown view, which a project may know only with its statistics.
     """
-    setup, run, options = started.setup, run_of(started), started.options
+    setup, options = started.setup, started.options
     written = setup.engine.export(setup, state, folder)
     views_of(setup.project)
+    written = [*written, *_card(started, state, checkpoint, folder, written)]
+    if options.to == HUB_FOLDER:
+        written += write_hub_folder(setup, folder, options.license)
+    return written
+
+
+def _card(
+    started: Started[ExportOptions], state: State, checkpoint: Path, folder: Path, exported: Sequence[Path]
+) -> Sequence[Path]:
+    """Write the network's card; of weights from elsewhere, copy the one that came with them."""
+    setup, run, options = started.setup, run_of(started), started.options
     if run.read_summary().get("status") == IMPORTED:  # how it was trained is not known here
-        card = [shutil.copyfile(run.path / name, folder / name) for name in CARDS if (run.path / name).is_file()]
-        return [*written, *map(Path, card)]
+        return [Path(shutil.copyfile(run.path / name, folder / name)) for name in CARDS if (run.path / name).is_file()]
     task = find_project(setup.name).summary()
     facts = collect(setup, run, checkpoint, state, task, options.anonymous) | {"license": options.license}
-    return [*written, *write_card(run, facts, folder, written)]
+    return write_card(run, facts, folder, exported)
 
 
 def _export(started: Started[ExportOptions], out: Path) -> Sequence[Path]:

@@ -17,6 +17,7 @@ from typing import Any, Generic
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
+from runner_core.base.hub import ABOUT, OWN, fetch, is_hub, is_same
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.secrets import without_secrets
 from runner_core.cli.keywords import Keywords
@@ -55,6 +56,7 @@ from runner_core.plugins.settings import (
     refuse_other_model,
     refuse_secret_settings,
 )
+from runner_core.tools.card.facts import NOT_TRAINING
 from runner_core.training.checkpoints import refuse_nan, restoring
 from runner_core.training.seen import History
 from runner_core.training.start import keep_weights, open_start, reopen
@@ -134,17 +136,21 @@ def start_new(
     if run is not None and start is None:
         setup.start, before = reopen(setup, run), History.before(run.path)
     elif start is not None:
-        setup.start, before = open_start(setup, start.named, start.history)
+        setup.start, before = open_start(setup, start.named, start.history, start.source)
     return Started(options, setup, run, chosen, before=before, command=_typed(name, command, arguments))
 
 
 @dataclass(frozen=True)
 class _From:
-    """The weights that the user named with --from; `settings` and `history` are those of their run, if it is one."""
+    """The weights that the user named with --from; `settings` and `history` are those of their run, if it is one.
+
+    `source` says where a file came from, if not from this machine.
+    """
 
     named: Path
-    settings: SettingsFile | None
-    history: History | None
+    settings: SettingsFile | None = None
+    history: History | None = None
+    source: str | None = None
 
 
 def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None) -> _From | None:
@@ -154,21 +160,45 @@ def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None
     named = seen.start or (None if file is None else file.start)
     if named is None:
         return None
+    if is_hub(named):
+        return _from_hub(name, named)
     place = named_run(name, Path(named).expanduser())
     if not place.exists():
         raise BadInput(f"--from {named}: there is no such run or file")
     try:
         run = RunFolder.open(place)
     except BadInput:
-        return _From(place, None, None)
+        return _From(place)
     settings = read_run(run, name)
     source = NO_DATA if is_builtin(run.path) else settings.source or PHANTOM
     return _From(place, settings, History.of(run.path, source))
 
 
+def _from_hub(name: str, named: str) -> _From:
+    """Return weights from the Hub, with the settings that they were trained with if runner wrote them there.
+
+    Raises BadInput if they are another project's. A stranger's settings say how to train, and neither where files go
+    nor to which server the log.
+    """
+    found = fetch(named)
+    about = found.about.get(OWN)
+    if not isinstance(about, dict):
+        return _From(found.file, source=found.source)
+    if about.get("project") != name:
+        raise BadInput(f"--from {named}: weights of project {str(about.get('project'))[:80]!r}, not of {name!r}")
+    given = about.get("settings")
+    sections = dict(given) if isinstance(given, dict) else {}
+    for section in NOT_TRAINING:
+        sections.pop(section, None)
+    settings = SettingsFile(found.file.with_name(ABOUT), sections, name, str(about.get("preset") or "default"))
+    return _From(found.file, settings, source=found.source)
+
+
 def _refuse_other_start(saved: SettingsFile, seen: Peek) -> None:
     """Raise BadInput if --from beside --resume does not name the weights that the run started from."""
     if seen.start is None:
+        return
+    if is_hub(seen.start) and saved.start is not None and is_hub(saved.start) and is_same(seen.start, saved.start):
         return
     began = [] if saved.start is None else [(place := Path(saved.start).resolve()), place.parent]
     if began and began[-1].name == "checkpoints":

@@ -13,6 +13,7 @@ import xxhash
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import hash_file, refuse_special_file
+from runner_core.base.hub import fetched, is_hub
 from runner_core.base.writing import replace_json
 from runner_core.contract import Tensors
 from runner_core.contract.setup import Setup
@@ -26,19 +27,21 @@ _WEIGHTS = ("model.safetensors", "ema.safetensors")
 _SHOWN = 8
 
 
-def open_start(setup: Setup, named: Path, history: History | None) -> tuple[StartWeights, History]:
+def open_start(
+    setup: Setup, named: Path, history: History | None, source: str | None = None
+) -> tuple[StartWeights, History]:
     """Return the weights that the user named, and what they were trained on.
 
     `named` is a run, one of its checkpoints, a file of weights, or a folder that `export` wrote. `history` is that of
-    the run that `named` is in, None for a file from elsewhere. The weights are read once, so that a file that holds
-    none is refused before the data are prepared.
+    the run that `named` is in, None for a file from elsewhere; `source` says where such a file came from. The weights
+    are read once, so that a file that holds none is refused before the data are prepared.
     """
     run = None if history is None else RunFolder.open(named)
     checkpoint = None if run is None else _checkpoint(setup, run, named)
     if checkpoint is not None:
         start = _of_checkpoint(setup, checkpoint)
     else:
-        start = _of_file(setup, _file(named))
+        start = _of_file(setup, _file(named), source)
     keep_weights(start)
     return start, history if history is not None else History(unknown=(start.source,))
 
@@ -63,7 +66,8 @@ def reopen(setup: Setup, run: RunFolder) -> StartWeights | None:
     place, foreign = Path(saved["source"]), bool(saved["foreign"])
 
     def read() -> Tensors:
-        again = _of_file(setup, place) if foreign else _of_checkpoint(setup, place)
+        file = fetched(saved["source"]).file if is_hub(saved["source"]) else place
+        again = _of_file(setup, file) if foreign else _of_checkpoint(setup, place)
         if again.digest != saved["digest"]:
             raise BadInput(f"{place} was changed since {run.path} started from it: start a new run with --from")
         return again.read()
@@ -153,7 +157,7 @@ def _file(named: Path) -> Path:
     return refuse_special_file(found)
 
 
-def _of_file(setup: Setup, file: Path) -> StartWeights:
+def _of_file(setup: Setup, file: Path, source: str | None = None) -> StartWeights:
     def read() -> Tensors:
         weights: Tensors = setup.engine.read_weights(file)
         for name, tensor in weights.items():
@@ -162,7 +166,7 @@ def _of_file(setup: Setup, file: Path) -> StartWeights:
 
     if not hasattr(setup.engine, "read_weights"):
         raise BadInput(f"--from {file}: the engine {setup.engine.name} cannot start from a file of weights")
-    return StartWeights(str(file.absolute()), hash_file(file), "a file of weights", True, read)
+    return StartWeights(source or str(file.absolute()), hash_file(file), "a file of weights", True, read)
 
 
 def _refuse_nan(file: Path, name: str, tensor: Any) -> None:

@@ -59,10 +59,7 @@ def collect(
     summary, starts, config = run.read_summary(), read_starts(run), setup.config
     project = type(setup.project)
     preset = dict(flat_items(_settings(from_preset(project, setup.preset, config.extensions))))
-    portable = for_other_data(config, project, setup.preset)  # without tables of files of this machine
-    if config.data.split not in ("auto", "none") and not config.data.split.startswith("group:"):
-        portable = overlay_named(portable, {"data.split": "auto"}, "card")  # `names` has the split
-    settings = _settings(portable)
+    settings = portable_settings(setup)
     return {
         "format": FORMAT,
         "project": setup.name,
@@ -87,6 +84,15 @@ def collect(
         "metrics": summary.get("metrics", {}),
         "health": [{**found, "message": _PATH.sub("", found["message"])} for found in summary.get("health", [])],
     }
+
+
+def portable_settings(setup: Setup) -> dict[str, Json]:
+    """Return the settings that change a training by section, without what is of this machine and of these data."""
+    config = setup.config
+    portable = for_other_data(config, type(setup.project), setup.preset)  # without tables of files
+    if config.data.split not in ("auto", "none") and not config.data.split.startswith("group:"):
+        portable = overlay_named(portable, {"data.split": "auto"}, "card")  # a card's `names` has the split
+    return _settings(portable)
 
 
 def _settings(config: RunConfig) -> dict[str, Json]:
