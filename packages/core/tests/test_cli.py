@@ -700,6 +700,28 @@ def test_predict_and_evaluate_say_what_a_project_remarks(
     assert "look at it" in (run / "report.html").read_text(encoding="utf-8")
 
 
+def test_predict_writes_the_tables_of_labels_if_asked(
+    toy: None, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runner_core import Label
+    from runner_core.cli import main
+    from toy_project import Toy, declare  # type: ignore[import-not-found]
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["toy", "phantom", "data"]) == 0
+    words = ["toy", "predict", str(trained), "data/p1_a.npy", "--out", "out"]
+    capsys.readouterr()
+    assert main([*words, "--label-tables"]) == 2
+    assert "--label-tables: toy names no labels" in capsys.readouterr().err
+    assert not Path("out").exists()
+    monkeypatch.setattr(Toy, "pictures", declare(Toy, "pictures", labels=(Label(1, "square", (9, 8, 7)),)))
+    assert main(words) == 0
+    assert not list(Path("out").glob("labels*"))
+    assert main([*words, "--label-tables"]) == 0
+    assert '   9    8    7        1  1  1    "square"' in Path("out/labels_itksnap.txt").read_text()
+    assert "1 square 9 8 7 255" in Path("out/labels_slicer.ctbl").read_text()
+
+
 def test_the_network_is_there_when_records_are_looked_for(
     toy: None, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

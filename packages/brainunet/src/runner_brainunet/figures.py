@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
+from runner_core import Label, Layer
 from scipy import ndimage
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -14,6 +15,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 PREDICTION = (255, 70, 50)
 TRUTH = (60, 220, 90)
 BOTH = (255, 225, 60)
+LABELS = (Label(1, "brain", PREDICTION),)
+"""What a mask holds."""
 COLUMNS = 6
 _TILE = 176
 """Side of a tile (pixels)."""
@@ -49,6 +52,24 @@ def figure(scan: Array, prediction: Array, truth: Array | None, spacing: Sequenc
         rows.append(np.concatenate(tiles, axis=1))
     colours = {"prediction": PREDICTION} | ({} if truth is None else {"truth": TRUTH, "where both agree": BOTH})
     return np.concatenate([*rows, _legend(colours, COLUMNS * _TILE)], axis=0)
+
+
+def layers(scan: Array, prediction: Array | None, truth: Array | None, spacing: Sequence[float]) -> list[Layer]:
+    """Return what a viewer shows of arrays (x, y, z) in RAS with voxels of `spacing` mm.
+
+    The slices are axial and go upwards, with the front above and the patient's right side at the left, as radiologists
+    look at them.
+    """
+
+    def layer(name: str, values: Array, **how: Any) -> Layer:
+        return Layer(name, values.transpose(2, 1, 0)[:, ::-1, ::-1], tuple(spacing)[::-1], **how)
+
+    found = [layer("scan", scan)]
+    if truth is not None:
+        found.append(layer("annotated", truth.astype(np.uint8), labels=(Label(1, "annotated brain", TRUTH),)))
+    if prediction is not None:
+        found.append(layer("prediction", np.asarray(prediction, np.uint8), labels=LABELS))
+    return found
 
 
 def snapshot(image: Array, prediction: Array, truth: Array) -> Array:

@@ -1,6 +1,6 @@
 """Files that `predict` writes, and remarks on a prediction.
 
-beside the scan's key        KEY_brainmask.nii.gz and .json, KEY_brain.nii.gz, KEY_qc.jpg
+beside the scan's key        KEY_brainmask.nii.gz and .json, KEY_brainmask.dcm, KEY_brain.nii.gz, KEY_qc.jpg
 as BIDS derivatives          sub-X/anat/…_desc-brain_mask.nii.gz and .json, … (see `derivatives`)
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from runner_core import Array, BadInput, Finding, Record, glance, replace_json
 
-from runner_brainunet import checks, derivatives, nifti
+from runner_brainunet import checks, derivatives, nifti, segments
 from runner_brainunet.config import BrainPredictConfig
 from runner_brainunet.derivatives import Places
 from runner_brainunet.volume import Brain
@@ -35,6 +35,16 @@ class BrainPredictOptions:
     """Also write a page with pictures of all masks, worst first: qc.html."""
     bids: str = ""
     """Folder of the BIDS dataset that the scans are of: write BIDS derivatives, named after them."""
+    reference: Path | None = None
+    """Folder of the DICOM series that the scan was converted from: also write the mask as DICOM SEG."""
+
+
+def refuse(options: BrainPredictOptions) -> None:
+    """Raise BadInput for options that cannot be met, whatever the scan."""
+    if options.reference is not None:
+        if options.bids:
+            raise BadInput("--reference: BIDS derivatives hold no DICOM; leave out --bids, or --reference")
+        segments.refuse_unusable(options.reference)
 
 
 def write(
@@ -51,7 +61,12 @@ def write(
     """
     image = nifti.open_image(record.files["image"])
     places = derivatives.places(record, Path(options.bids)) if options.bids else _beside(record.key)
-    written = [nifti.write_like(image, prediction, folder / places.mask)]
+    written = []
+    if options.reference is not None:  # first, as it may be refused
+        path, scan = folder / f"{record.key}_brainmask.dcm", nifti.read_data(image, record.files["image"])
+        affine = np.diag([*[nifti.millimetres(image)] * 3, 1.0]) @ image.affine
+        written.append(segments.write(np.asarray(prediction) > 0, scan, affine, record.key, options.reference, path))
+    written.append(nifti.write_like(image, prediction, folder / places.mask))
     if options.brain:
         written.append(nifti.write_masked(image, prediction, folder / places.brain))
         if options.bids:

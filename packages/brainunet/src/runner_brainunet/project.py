@@ -24,6 +24,7 @@ from runner_core import (
     Infer,
     Json,
     Judging,
+    Layer,
     Learning,
     Metric,
     Original,
@@ -82,6 +83,7 @@ class BrainUNet(Project):
         return files.find_records(root, self.config.data)
 
     def inputs(self, path: Path) -> Sequence[Record]:
+        outputs.refuse(self.predict_options)
         return files.find_inputs(path, self.config.data)
 
     def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
@@ -269,10 +271,21 @@ class BrainUNet(Project):
     def _figure(self, record: Record, prediction: Array) -> Array:
         from runner_brainunet.figures import figure
 
+        scan, truth, ras = self._in_ras(record)
+        return figure(scan, ras.to_ras(prediction), truth, ras.spacing)
+
+    def _layers(self, record: Record, prediction: Array | None) -> Sequence[Layer]:
+        from runner_brainunet.figures import layers
+
+        scan, truth, ras = self._in_ras(record)
+        return layers(scan, None if prediction is None else ras.to_ras(prediction), truth, ras.spacing)
+
+    def _in_ras(self, record: Record) -> tuple[Array, Array | None, Grid]:
+        """Return a scan and its mask, if it has one, in RAS at the scan's own spacing."""
         image, scan = nifti.read_scan(record.files["image"])
         ras = Grid.of(scan.shape, image.affine, self.config.data.spacing, nifti.millimetres(image))
         truth = ras.to_ras(self._truth(record, image)) if "mask" in record.files else None
-        return figure(ras.to_ras(scan), ras.to_ras(prediction), truth, ras.spacing)
+        return ras.to_ras(scan), truth, ras
 
     def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
         from runner_brainunet.figures import snapshot
@@ -308,7 +321,11 @@ class BrainUNet(Project):
         return Judging(summarise=self._summarise)
 
     def pictures(self) -> Pictures:
-        return Pictures(figure=self._figure, snapshots=self._snapshots, snapshot_samples=3)
+        from runner_brainunet.figures import LABELS
+
+        return Pictures(
+            figure=self._figure, labels=LABELS, layers=self._layers, snapshots=self._snapshots, snapshot_samples=3
+        )
 
     # ------------------------------------------------------------ phantom
 

@@ -101,6 +101,8 @@ from runner_core.contract.facets import Learning as Learning
 from runner_core.contract.facets import PairFiles as PairFiles
 from runner_core.contract.facets import Pictures as Pictures
 from runner_core.contract.hooks import hookimpl as hookimpl
+from runner_core.contract.layers import Label as Label
+from runner_core.contract.layers import Layer as Layer
 from runner_core.contract.project import Project as Project
 from runner_core.contract.records import Annotation as Annotation
 from runner_core.contract.records import AnyRecord as AnyRecord

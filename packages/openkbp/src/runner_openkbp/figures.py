@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageDraw
-from runner_core import panels
+from runner_core import Label, Layer, panels
 from scipy import ndimage
 
 from runner_openkbp import drawing, dvh
@@ -44,6 +44,25 @@ _TALLEST = 0.85
 """Largest height of a tile, as a share of its width."""
 _PLOT = 700
 """Width of the histograms; the legend takes the rest."""
+
+
+def layers(patient: Patient, prediction: Array | None) -> list[Layer]:
+    """Return what a viewer shows of a patient: CT, doses, and regions, a target where it overlaps an organ.
+
+    The slices are axial, from the head downwards, with the front above and the patient's right side at the left.
+    """
+    spacing = tuple(float(patient.voxel_mm[axis]) for axis in (2, 0, 1))
+    regions = np.zeros(patient.masks.shape, np.uint8)
+    for value, roi in enumerate(ROIS, 1):
+        regions[unpack(patient.masks, roi)] = value
+    named = tuple(Label(value, roi, COLOURS[roi]) for value, roi in enumerate(ROIS, 1))
+    wanted = {"dose (Gy)": patient.dose, "predicted dose (Gy)": prediction}
+    doses = {name: dose for name, dose in wanted.items() if dose is not None}
+    return [
+        Layer("CT", patient.ct.transpose(2, 0, 1), spacing),
+        *(Layer(name, np.asarray(dose).transpose(2, 0, 1), spacing, colours="turbo") for name, dose in doses.items()),
+        Layer("regions", regions.transpose(2, 0, 1), spacing, labels=named, visible=False),
+    ]
 
 
 def figure(patient: Patient, prediction: Array, key: str) -> Array:

@@ -22,6 +22,7 @@ from runner_core import (
     Infer,
     Json,
     Judging,
+    Layer,
     Learning,
     Metric,
     Pictures,
@@ -293,6 +294,12 @@ class OpenKBP(Project):
 
         return figure(files.read_patient(record), prediction, record.key)
 
+    def _layers(self, record: Record, prediction: Array | None) -> Sequence[Layer]:
+        from runner_openkbp import files
+        from runner_openkbp.figures import layers
+
+        return layers(files.read_patient(record), prediction)
+
     def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
         from keras import ops
 
@@ -336,7 +343,7 @@ class OpenKBP(Project):
         )
 
     def pictures(self) -> Pictures:
-        return Pictures(figure=self._figure, snapshots=self._snapshots, snapshot_samples=2)
+        return Pictures(figure=self._figure, layers=self._layers, snapshots=self._snapshots, snapshot_samples=2)
 
     # ------------------------------------------------------------ phantom
 

@@ -53,6 +53,7 @@ class Flags:
     out: Suppress[Path] = Path()
     part: Suppress[str] = ""
     disagreement: Suppress[bool] = False
+    label_tables: Suppress[bool] = False
     """Flags of predict that name what a client sends here, or what it gets."""
 
 

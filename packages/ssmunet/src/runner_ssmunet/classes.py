@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runner_core import BadInput, Record, first_few, read_table, refuse_special_file
+from runner_core import BadInput, Label, Record, first_few, read_table, refuse_special_file
 
 from runner_ssmunet import readers
 from runner_ssmunet.drawings.colours import Colour, colour_of
@@ -73,6 +73,12 @@ def palette(labels: int, own: Mapping[int, Colour] | None = None) -> Array:
         if label <= labels:
             out[label] = colour
     return out
+
+
+def labels_of(names: Sequence[str], own: Mapping[int, Colour] | None = None) -> tuple[Label, ...]:
+    """Return the labels 1, 2, … with their names and colours; `own` holds colours that the data give."""
+    colours = palette(len(names), own).tolist()
+    return tuple(Label(value, name, tuple(colours[value])) for value, name in enumerate(names, 1))
 
 
 def find(root: Path, records: Sequence[Record], ignore: int | None) -> Classes:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
+from runner_core import Layer
 
 from runner_ssmunet.axis import gaps
-from runner_ssmunet.classes import Classes, palette
+from runner_ssmunet.classes import Classes, labels_of, palette
 from runner_ssmunet.outputs import Segmented
 from runner_ssmunet.preprocess import amide1_weights
 from runner_ssmunet.readers import Core
@@ -65,13 +66,33 @@ def figure(
     core: Core, found: Segmented, truth: Array | None, classes: Classes, axis: Array, bands: Mapping[str, float]
 ) -> Array:
     """Return a core's maps, with the attention over the network's wavenumbers `axis` (L,) below them."""
-    weights = amide1_weights(core.wavenumbers)
-    weights = np.full(len(core.wavenumbers), 1 / len(core.wavenumbers)) if weights is None else weights
-    grey = by_rows(core.spectra, lambda rows: np.asarray(rows @ weights.astype(np.float32)))
-    picture = overlay(grey, found.classes, truth, classes)
+    picture = overlay(_grey(core), found.classes, truth, classes)
     if not found.attention.any():
         return picture
     return stack([picture, attention_chart(found.attention, axis, bands, picture.shape[1])])
+
+
+def layers(core: Core, found: Segmented | None, truth: Array | None, classes: Classes) -> list[Layer]:
+    """Return what a viewer shows of a core, (H, W): absorbance, annotation, prediction, largest probability.
+
+    Files of cores do not say how large a pixel is.
+    """
+    spacing, named = (1.0, 1.0), labels_of(classes.names, classes.colours)
+    shown = [Layer("absorbance at amide I", _grey(core), spacing, "pixel")]
+    if truth is not None:
+        shown.append(Layer("annotated", truth, spacing, "pixel", named))
+    if found is not None:
+        sure = found.probabilities.max(0).astype(np.float32)
+        shown.append(Layer("probability of the prediction", sure, spacing, "pixel", colours="magma", visible=False))
+        shown.append(Layer("prediction", found.classes, spacing, "pixel", named))
+    return shown
+
+
+def _grey(core: Core) -> Array:
+    """Return the absorbance (H, W) of the amide-I band, or its mean if the core lacks the band."""
+    weights = amide1_weights(core.wavenumbers)
+    weights = np.full(len(core.wavenumbers), 1 / len(core.wavenumbers)) if weights is None else weights
+    return by_rows(core.spectra, lambda rows: np.asarray(rows @ weights.astype(np.float32)))
 
 
 def legend(entries: Mapping[str, Any], width: int) -> Array:

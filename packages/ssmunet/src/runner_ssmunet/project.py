@@ -25,6 +25,7 @@ from runner_core import (
     Infer,
     Json,
     Judging,
+    Layer,
     Learning,
     Metric,
     PairFiles,
@@ -495,6 +496,12 @@ class SSMUNet(Project):
         wavenumbers = self.statistics["wavenumbers"]
         return figure(core, prediction, self._truth(record), self.classes, wavenumbers, NAMED_BANDS)
 
+    def _layers(self, record: Record, prediction: Segmented | None) -> Sequence[Layer]:
+        from runner_ssmunet.figures import layers
+
+        core = files.read_core(record.files["core"], units=self.config.data.units)
+        return layers(core, prediction, self._truth(record), self.classes)
+
     def _check(self, record: Record) -> Iterator[Finding]:
         path, data = record.files["core"], self.config.data
         core = files.read_core(path, record.files.get("labels"), data.units)
@@ -578,6 +585,8 @@ class SSMUNet(Project):
         """Watch the lower and upper edge (cm⁻¹) of each filter: (F, 2)."""
         return Pictures(
             figure=self._figure,
+            labels=classes.labels_of(self.classes.names, self.classes.colours),
+            layers=self._layers,
             snapshots=self._snapshots,
             snapshot_samples=2,
             watch=lambda model: {"bands": model.stack.filters.bands().detach().cpu().numpy()},

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
-from runner_core import Array
+from runner_core import Array, Label, Layer
 from scipy import ndimage
 
 from runner_vesuvius.labels import IGNORE, SURFACE
+from runner_vesuvius.outputs import Detected
 
 Colour = tuple[int, int, int]
 
@@ -17,6 +18,9 @@ PREDICTION: Colour = (213, 94, 0)
 TRUTH: Colour = (86, 180, 233)
 BOTH: Colour = (255, 255, 255)
 """Colours that the colour-blind can tell apart (Okabe and Ito, 2008), and white, which the slices do not reach."""
+LABELS = (Label(SURFACE, "surface", PREDICTION),)
+"""What a mask holds."""
+_ANNOTATED = (Label(SURFACE, "annotated surface", TRUTH), Label(IGNORE, "not annotated", (90, 90, 90)))
 BRIGHTEST = 170
 DIM = 0.4
 """Brightness of voxels that nobody annotated."""
@@ -52,6 +56,19 @@ def figure(image: Array, prediction: Array, truth: Array | None) -> Array:
             colours["not annotated"] = (round(BRIGHTEST * DIM),) * 3
     return np.concatenate([rows[0], rows[1], np.full((_GAP, *rows[1].shape[1:]), _PAPER, np.uint8), rows[2],
                            _text(colours, rows[1].shape[1])])  # fmt: skip
+
+
+def layers(image: Array, found: Detected | None, truth: Array | None) -> list[Layer]:
+    """Return what a viewer shows of a volume, (D, H, W). Files of the challenge do not say how large a voxel is."""
+    spacing = (1.0, 1.0, 1.0)
+    shown = [Layer("scan", image, spacing, "pixel")]
+    if truth is not None:
+        shown.append(Layer("annotated", truth, spacing, "pixel", _ANNOTATED))
+    if found is not None:
+        if found.probability is not None:
+            shown.append(Layer("probability", found.probability, spacing, "pixel", colours="magma", visible=False))
+        shown.append(Layer("prediction", found.mask, spacing, "pixel", LABELS))
+    return shown
 
 
 def _fullest(surface: Array, axis: int) -> int:

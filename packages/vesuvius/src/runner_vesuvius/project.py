@@ -24,6 +24,7 @@ from runner_core import (
     Health,
     Json,
     Judging,
+    Layer,
     Learning,
     Location,
     Metric,
@@ -310,6 +311,13 @@ class Vesuvius(Project):
             image, prediction.mask, volumes.read_truth(record.files, image.shape) if "label" in record.files else None
         )
 
+    def _layers(self, record: Record, prediction: Detected | None) -> Sequence[Layer]:
+        from runner_vesuvius.figures import layers
+
+        image = volumes.read_image(record.files["image"])
+        truth = volumes.read_truth(record.files, image.shape) if "label" in record.files else None
+        return layers(image, prediction, truth)
+
     def _snapshots(self, model: Any, batch: Tensors) -> Mapping[str, Array]:
         from runner_vesuvius.batches import unscaled
         from runner_vesuvius.figures import figure
@@ -366,7 +374,11 @@ class Vesuvius(Project):
         return Judging(shown=scores.SHOWN, collect=self._zip if self.predict_options.zip else None)
 
     def pictures(self) -> Pictures:
-        return Pictures(figure=self._figure, snapshots=self._snapshots, snapshot_samples=2)
+        from runner_vesuvius.figures import LABELS
+
+        return Pictures(
+            figure=self._figure, labels=LABELS, layers=self._layers, snapshots=self._snapshots, snapshot_samples=2
+        )
 
     # ------------------------------------------------------------ phantom
 

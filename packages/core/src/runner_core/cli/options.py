@@ -364,6 +364,8 @@ class PredictOptions(RunOptions):
     disagreement: FlagCreatePairsOff[bool] = False
     """Also write how much the runs of an ensemble disagree: KEY_disagreement, the standard deviation of their outputs
     in each voxel."""
+    label_tables: FlagCreatePairsOff[bool] = False
+    """Also write names and colours of the predicted labels for viewers: labels_itksnap.txt and labels_slicer.ctbl."""
 
 
 @dataclass(kw_only=True)

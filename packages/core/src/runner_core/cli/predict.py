@@ -32,6 +32,7 @@ from runner_core.contract.setup import Setup
 from runner_core.data.pairs.content import holds_classes
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.evaluations import remove_leftovers, write_whole
+from runner_core.output.label_tables import write_label_tables
 from runner_core.output.runfolder import IMPORTED
 from runner_core.plugins.builtin import CARD, is_builtin, statement
 from runner_core.plugins.discovery import find_project
@@ -56,12 +57,16 @@ def predict(name: str, arguments: Sequence[str]) -> int:
     network, checkpoints = load_predictor(members)  # first: `inputs` may use statistics
     if options.disagreement:
         refuse_alone(network)
+    if options.label_tables:
+        refuse_no_labels(setup.project)
     Part.of(options.part)  # refuses another form
     records, failed = _inputs(setup, options)
     if not records:
         return _exit_code(failed) or BadInput.exit_code
     make_folder(options.out)
     remove_leftovers(options.out)
+    if options.label_tables:
+        print("labels:", *write_label_tables(setup.project.pictures().labels, options.out))
     print(f"{counted(len(records), 'record')} with {label(members, checkpoints)}{views_text(setup.project)}")
     for run in {run_of(member).path for member in members}:
         if is_builtin(run):
@@ -180,6 +185,12 @@ def refuse_alone(network: Infer | Ensemble) -> None:
     if not isinstance(network, Ensemble):
         raise BadInput("--disagreement needs several runs: name a cross-validation or a repetition, or --with RUN")
     network.refuse_without_map()
+
+
+def refuse_no_labels(project: Project) -> None:
+    """Raise BadInput if predictions hold no labels of which a table could be written."""
+    if not project.pictures().labels:
+        raise BadInput(f"--label-tables: {project.name} names no labels (Pictures.labels): leave it out")
 
 
 def write_disagreement(network: Ensemble, cropped: CroppedRecord, spread: Array, folder: Path) -> Sequence[Path]:

@@ -22,6 +22,7 @@ import numpy as np
 
 from runner_core.base.location import Location
 from runner_core.contract.data import Cropped
+from runner_core.contract.layers import Label, Layer
 from runner_core.contract.records import Annotation, AnyRecord, Decoded, Judgement, Predicted, Record, Table
 from runner_core.contract.run import Finding, Remedy
 from runner_core.contract.values import Array, Arrays, Infer, Json, Progress, Scalar, Tensors
@@ -383,6 +384,14 @@ class Pictures:
     """`image(decoded)` returns a picture of a record alone, which `check` shows.
 
     Without it, `check` draws the middle slice of the first array in grey."""
+    labels: tuple[Label, ...] = ()
+    """Names and colours of the values that predictions and annotations hold; empty if they are no labels.
+
+    `predict --label-tables` writes them for ITK-SNAP and 3D Slicer."""
+    layers: Callable[[Record, Any], Sequence[Layer]] | None = None
+    """`layers(record, prediction)` returns what a viewer shows of a record: image, annotation, prediction.
+
+    `prediction` is None if the record is shown alone. The extension runner-view opens them in napari."""
     watch: Callable[[Any], Mapping[str, Array]] | None = None
     """`watch(model)` returns small arrays of the network to watch over the training: filter positions, temperatures.
 

@@ -13,7 +13,7 @@ import numpy as np
 from runner_core.contract import Array
 from runner_core.contract.facets import Combining
 from runner_core.contract.project import Project, predicts, views_of
-from runner_core.contract.records import Predicted, Table
+from runner_core.contract.records import Predicted, Record, Table
 from runner_core.contract.views import averaged
 from runner_core.data.pipeline import CroppedRecord
 from runner_core.engines import returned
@@ -157,6 +157,24 @@ def scores_fit_together(case: Case) -> None:
     picture = None if figure is None else figure(record, case.prediction)
     if picture is not None:
         write_png(case.folder / "figure.png", picture)  # refuses anything but a picture
+    if project.pictures().layers is not None:
+        _assert_layers_fit(project, record, case.prediction)
+
+
+def _assert_layers_fit(project: Project, record: Record, prediction: Any) -> None:
+    """Check that layers lie upon each other, and that those of labels hold no value without a name."""
+    pictures = project.pictures()
+    assert pictures.layers is not None
+    shown, alone = pictures.layers(record, prediction), pictures.layers(record, None)
+    assert {layer.name for layer in alone} < {layer.name for layer in shown}, "no layer is the prediction's"
+    for layer in shown:
+        first = shown[0]
+        assert layer.values.shape == first.values.shape, f"layer {layer.name} has not the shape of {first.name}"
+        assert (layer.spacing, layer.unit) == (first.spacing, first.unit), f"layer {layer.name} has another spacing"
+        assert len(layer.spacing) == layer.values.ndim, f"layer {layer.name} has not one spacing for each axis"
+        if layer.labels:
+            known = {0, *(label.value for label in layer.labels)}
+            assert set(np.unique(layer.values).tolist()) <= known, f"layer {layer.name} has values without a name"
 
 
 def judgement_fits_together(case: Case) -> None:
