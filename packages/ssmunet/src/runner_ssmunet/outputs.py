@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from runner_core import BadInput, Finding, counted
+from runner_core import BadInput, Finding, Label, counted, replace_text, whole_file
 
 from runner_ssmunet.classes import palette
 from runner_ssmunet.drawings.colours import Colour
+from runner_ssmunet.drawings.trace import to_geojson
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 DOUBTFUL = 0.5
 """Mean confidence over the tissue below which a warning is given."""
+
+
+@dataclass
+class SpectraPredictOptions:
+    ome_tiff: bool = False
+    """Also write classes and probabilities as KEY_classes.ome.tif, for QuPath, Fiji and OMERO."""
+    geojson: bool = False
+    """Also write the regions of each class as KEY_classes.geojson, annotations for QuPath."""
+
+
+def refuse(options: SpectraPredictOptions) -> None:
+    """Raise BadInput for options that cannot be met, whatever the core."""
+    if options.ome_tiff and find_spec("tifffile") is None:
+        raise BadInput(
+            "--ome-tiff writes by the package tifffile, which is not installed: pip install 'runner-ssmunet[formats]'"
+        )
 
 
 @dataclass(frozen=True)
@@ -74,6 +93,56 @@ def write(
     except OSError as error:
         raise BadInput(f"{picture}: cannot be written: {error.strerror or error}") from error
     return [picture, arrays]
+
+
+def write_more(
+    prediction: Segmented,
+    key: str,
+    folder: Path,
+    names: Sequence[str],
+    labels: Sequence[Label],
+    options: SpectraPredictOptions,
+) -> list[Path]:
+    """Write what `options` ask for beside the files of `write`, and return the files.
+
+    `names` are those of the network's outputs, `labels` those that `classes` may hold.
+    """
+    written = []
+    try:
+        if options.ome_tiff:
+            written.append(folder / f"{key}_classes.ome.tif")
+            with whole_file(written[-1]) as path:
+                _write_ome(path, prediction, key, names, {label.name: label.colour for label in labels})
+        if options.geojson:
+            written.append(folder / f"{key}_classes.geojson")
+            replace_text(written[-1], to_geojson(prediction.classes, labels, key))
+    except OSError as error:
+        raise BadInput(f"{written[-1]}: cannot be written: {error.strerror or error}") from error
+    return written
+
+
+def _write_ome(
+    path: Path, prediction: Segmented, key: str, names: Sequence[str], colours: Mapping[str, Colour]
+) -> None:
+    """Write two images as OME-TIFF: classes (Y, X) uint8, and probabilities (C, Y, X) float32, a channel a class.
+
+    Files of cores do not say how large a pixel is, so these do not either.
+    """
+    import tifffile
+
+    shown = [colours.get(name, (255, 255, 255)) for name in names]
+    packed = [int.from_bytes((*colour, 255), "big", signed=True) for colour in shown]  # OME's RGBA
+    with tifffile.TiffWriter(path, ome=True) as file:
+        about: dict[str, Any] = {
+            "axes": "YX",
+            "Name": f"{key}: classes",
+            "Creator": f"runner-ssmunet {version('runner-ssmunet')}",
+        }
+        file.write(prediction.classes, metadata=about, photometric="minisblack", compression="zlib")
+        channels = {"Name": list(names), "Color": packed}
+        about = {"axes": "CYX", "Name": f"{key}: probabilities", "Channel": channels}
+        values = prediction.probabilities.astype(np.float32)
+        file.write(values, metadata=about, photometric="minisblack", compression="zlib")
 
 
 def write_map(values: Array, stem: Path) -> list[Path]:

@@ -61,7 +61,7 @@ from runner_ssmunet import (
 from runner_ssmunet.classes import Classes
 from runner_ssmunet.config import PRESETS, SSMConfig
 from runner_ssmunet.optimisations import OPTIMISATIONS
-from runner_ssmunet.outputs import Segmented
+from runner_ssmunet.outputs import Segmented, SpectraPredictOptions
 from runner_ssmunet.steps.operations import applied
 from runner_ssmunet.steps.pipeline import Pipeline, Place, after, fitted_alone, opened, operations_of, saved
 
@@ -88,6 +88,7 @@ class SSMUNet(Project):
         settings=("data.manifest", "data.pattern", "data.units", "model.scan", *calls.SETTINGS),
         pairs=PairFiles(readers.could_be, readers.sidecars.stem, labelled=False),
     )
+    predict_options = SpectraPredictOptions()
     config: SSMConfig
 
     _without_labels: Sequence[Record] = ()
@@ -170,6 +171,7 @@ class SSMUNet(Project):
             return
 
     def inputs(self, path: Path) -> Sequence[Record]:
+        outputs.refuse(self.predict_options)
         return files.find_inputs(path, self.config.data)
 
     def write_input(self, arrays: Arrays, spacing: tuple[float, ...] | None, folder: Path) -> Path:
@@ -455,9 +457,11 @@ class SSMUNet(Project):
         return self._segmented(probabilities, tissue, np.empty(0), cropped.box)
 
     def write(self, record: Record, prediction: Segmented, out: Path) -> Sequence[Path]:
-        """Write KEY_classes.png and KEY_classes.npz on the core's own grid."""
-        wavenumbers = self.statistics["wavenumbers"]
-        return outputs.write(prediction, record.key, out, self.outputs, wavenumbers, self.classes.colours)
+        """Write KEY_classes.png and KEY_classes.npz on the core's own grid; the options add OME-TIFF and GeoJSON."""
+        wavenumbers, options = self.statistics["wavenumbers"], self.predict_options
+        written = outputs.write(prediction, record.key, out, self.outputs, wavenumbers, self.classes.colours)
+        labels = classes.labels_of(self.classes.names, self.classes.colours)
+        return [*written, *outputs.write_more(prediction, record.key, out, self.outputs, labels, options)]
 
     def _grid(self, file: Path) -> Json:
         shape = outputs.shape(file)
