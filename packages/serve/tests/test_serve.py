@@ -12,6 +12,8 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +79,7 @@ def test_it_says_what_it_is(server: Server) -> None:
     said = json.loads(server.ask("GET", "/").body)
     assert (said["project"], said["limits"]["megabytes"], said["limits"]["waiting"]) == ("toy", 0.05, 1)
     assert said["weights"].startswith("step-")
+    assert "error" in said["scores"]
     health = server.ask("GET", "/health")
     assert (health.status, json.loads(health.body)["ready"]) == (200, True)
 
@@ -162,9 +165,41 @@ def test_a_dead_process_is_replaced(server: Server, held: Path, how: float | str
             before.kill()
             answer = asked.result()
     assert (answer.status, "ended" in answer.text) == (500, True)
-    assert server.ask("GET", "/health").status == 503
-    assert server.post(npy()).status == 200
+    wait_for(lambda: server.ask("GET", "/health").status == 200)  # nobody has to ask for a prediction first
     assert server.worker() != before
+    assert server.post(npy()).status == 200
+
+
+def test_who_leaves_the_queue_is_forgotten(server: Server, held: Path) -> None:
+    with ThreadPoolExecutor(1) as clients:
+        first = clients.submit(server.post, npy(HOLD))
+        wait_for((held / "held").exists)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+            body = npy(DIE)
+            head = f"POST /predict/a.npy HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            wait_for(lambda: json.loads(server.ask("GET", "/health").body)["requests"] == 2)
+        before = server.worker()
+        (held / "go").touch()
+        assert first.result().status == 200
+    wait_for(lambda: json.loads(server.ask("GET", "/health").body)["requests"] == 0)
+    assert server.worker() == before, "what it sent would have killed the process"
+
+
+@pytest.mark.slow
+def test_a_prediction_that_goes_on_does_not_keep_the_server(
+    run: Path, environment: dict[str, str], tmp_path: Path, held: Path
+) -> None:
+    with serving(run, environment, tmp_path) as server, ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(server.post, npy(HOLD))
+        wait_for((held / "held").exists)
+        worker = server.worker()
+        server.process.terminate()
+        assert server.process.wait(timeout=100) == 0
+        assert not worker.is_running()
+        assert list(server.folder.glob("runner-*")) == []
+        with suppress(OSError, HTTPException):
+            assert asked.result().status == 500
 
 
 def test_a_mistake_in_the_project_is_not_told_to_the_client(server: Server) -> None:

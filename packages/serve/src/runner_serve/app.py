@@ -23,13 +23,14 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runner_serve.worker import Hung, Worker
+from runner_serve.worker import Gone, Hung, Worker
 
 _DOUBLE = re.compile(r"(\.[a-z]{1,8})?\.[a-z0-9]{1,8}\Z")
 _JOINED = (".nii.gz", ".csv.gz", ".ome.tif", ".ome.tiff")
 """Endings of two parts."""
 
-LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+_LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
+"""What programs on this machine call it."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Refused(Exception):
 class Service:
     """The application's state: the worker, the places for requests, the folder for uploads."""
 
-    def __init__(self, worker: Worker, limits: Limits, folder: Path, token: str | None) -> None:
+    def __init__(self, worker: Worker, limits: Limits, folder: Path, token: str | None, host: str) -> None:
         self._worker, self._limits, self._folder, self._token = worker, limits, folder, token
+        self._names = (*_LOCAL_NAMES, host)
         self._taken = 0
         self._last_seconds = 1.0
 
@@ -77,7 +79,7 @@ class Service:
                 raise Refused(401, "send the header Authorization: Bearer TOKEN", {"WWW-Authenticate": "Bearer"})
             return
         host = re.sub(r":\d+$", "", request.headers.get("host", ""))
-        if "origin" in request.headers or host not in LOCAL_NAMES:
+        if "origin" in request.headers or host not in self._names:
             raise Refused(403, "without a token only programs on this machine are answered, and no web page")
 
     async def _about(self, request: Request) -> Response:
@@ -95,6 +97,7 @@ class Service:
 
     async def _health(self, request: Request) -> Response:
         ready = self._worker.is_ready
+        self._worker.revive()
         return JSONResponse({"ready": ready, "requests": self._taken}, 200 if ready else 503)
 
     @contextmanager
@@ -122,7 +125,9 @@ class Service:
         began = time.monotonic()
         try:
             only = request.query_params.get("only", "")
-            found = await self._worker.predict(upload, only, self._limits.seconds)
+            found = await self._worker.predict(upload, only, self._limits.seconds, request.is_disconnected)
+        except Gone:
+            raise ClientDisconnect from None
         except BadInput as error:
             raise Refused(422, str(error)) from error
         except Hung as error:

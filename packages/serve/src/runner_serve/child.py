@@ -83,8 +83,9 @@ class Served:
         summary = self._run.summary
         return {
             "project": self._run.project,
-            "weights": self._weights,
+            "weights": re.sub(r"\S*/", "", self._weights),  # of several runs, without their folders
             "statement": summary.get("statement"),
+            "scores": dict(self._run.scores),
             "card": card.read_text(encoding="utf-8") if card.is_file() else None,
         }
 

@@ -66,7 +66,7 @@ def serve(project: str, parser: argparse.ArgumentParser, words: Sequence[str]) -
     listening = _listen(flags.host, flags.port)
     with listening, _private_folder() as folder:
         limits = Limits(int(flags.max_megabytes * 1e6), flags.timeout_seconds, flags.queue)
-        asyncio.run(_serve(_about(parsed, limits, folder), limits, folder, token, listening))
+        asyncio.run(_serve(Worker(_about(parsed, limits, folder)), limits, folder, token, flags.host, listening))
     print("stopped")
     return 0
 
@@ -134,12 +134,12 @@ def _private_folder() -> Iterator[Path]:
 
 
 async def _serve(
-    about: dict[str, object], limits: Limits, folder: Path, token: str | None, listening: socket.socket
+    worker: Worker, limits: Limits, folder: Path, token: str | None, given: str, listening: socket.socket
 ) -> None:
-    worker = Worker(about)
+    """Load the network, listen, and return once a signal has stopped the server and all of its requests."""
     try:
         await worker.start()
-        app = Service(worker, limits, folder, token).app()
+        app = Service(worker, limits, folder, token, given).app()
         config = uvicorn.Config(
             app, loop="asyncio", http="h11", ws="none", lifespan="off", log_level="warning", access_log=False,
             server_header=False, limit_concurrency=_CONNECTIONS, timeout_graceful_shutdown=_LAST_SECONDS,

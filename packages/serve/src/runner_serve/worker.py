@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,12 @@ class Died(RunnerError):
     """The process ended within a prediction, or cannot be started again."""
 
 
+class Gone(RunnerError):
+    """The client left while it waited."""
+
+
 class Worker:
-    """A process that predicts one file at a time; one that hung or died is replaced before the next prediction.
+    """A process that predicts one file at a time; one that hung or died is replaced at once.
 
     Args:
         about: What `child.Served` is made of, and the server's `folder`.
@@ -39,6 +43,7 @@ class Worker:
         self._about = dict(about)
         self._process: Process | None = None
         self._alone = asyncio.Lock()
+        self._reviving: asyncio.Task[None] | None = None
         self.facts: Mapping[str, Any] = {}
         """What the process says about its network."""
 
@@ -62,33 +67,60 @@ class Worker:
             raise
         self._process = process
 
-    async def predict(self, place: Path, only: str, seconds: float) -> Mapping[str, Any]:
+    async def predict(
+        self, place: Path, only: str, seconds: float, is_gone: Callable[[], Awaitable[bool]]
+    ) -> Mapping[str, Any]:
         """Return what `child.Served.predict` returns, after those who came before.
 
-        Raises BadInput if the file cannot be predicted, Hung after `seconds`, Died if the process ends.
+        Raises BadInput if the file cannot be predicted, Hung after `seconds`, Died if the process ends, Gone if
+        `is_gone()` once it is this file's turn.
         """
         async with self._alone:
-            if not self.is_ready:
-                await self._restart()
+            if await is_gone():
+                raise Gone("the client left")
+            await self._make_ready()
             assert self._process is not None
             try:
                 task = {"place": str(place), "only": only}
                 return await asyncio.wait_for(_ask(self._process, task), seconds)
             except TimeoutError:
-                await self.stop()
+                await self._replace()
                 raise Hung(f"the prediction took longer than {seconds:g} s, and was stopped") from None
             except (Died, asyncio.CancelledError):
-                await self.stop()
+                await self._replace()
                 raise
 
-    async def _restart(self) -> None:
+    async def _make_ready(self) -> None:
+        if self.is_ready:
+            return
         try:
             await self.start()
         except BadInput as error:  # not the client's fault
             raise Died(f"the network cannot be loaded any more: {error}") from error
 
+    async def _replace(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await _kill(process)
+        self.revive()
+
+    def revive(self) -> None:
+        """Start another process in the background, if there is none; whoever asks in between waits for it."""
+        if not self.is_ready and (self._reviving is None or self._reviving.done()):
+            self._reviving = asyncio.create_task(self._revive())
+
+    async def _revive(self) -> None:
+        async with self._alone:
+            try:
+                await self._make_ready()
+            except RunnerError as error:
+                print(f"runner: {error}", file=sys.stderr)
+
     async def stop(self) -> None:
-        """Kill the process and what it has started; the next prediction starts another."""
+        """Kill the process and what it has started, for good."""
+        if self._reviving is not None:
+            self._reviving.cancel()
+            await asyncio.gather(self._reviving, return_exceptions=True)
         process, self._process = self._process, None
         if process is not None:
             await _kill(process)
