@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -180,6 +181,19 @@ def test_only_safe_files_are_fetched_and_a_commit_is_kept(server: Hub, here: Pat
     server.asked.clear()
     assert fetch(found.source) == fetched(found.source) == found
     assert server.asked == []
+
+
+def test_a_program_of_its_own_asks_for_nothing_else(server: Hub, here: Path) -> None:
+    """As a user has it: the endpoint from the environment, and no report to anybody about who asks."""
+    server.folders["lab/net"] = repository(here / "net")
+    code = "from runner_core.base.hub import fetch; print(fetch('hf:lab/net@main').source)"
+    env = {**os.environ, "HF_ENDPOINT": server.endpoint, "HF_HOME": str(here / "home")}
+    said = subprocess.check_output([sys.executable, "-c", code], text=True, env=env)
+    commit = server.commit("lab/net")
+    assert said == f"hf:lab/net@{commit}\n"
+    files = [f"/lab/net/resolve/{commit}/{name}" for name in ("model.safetensors", "config.json")]
+    resolved = [f"{method} {file}" for file in files for method in ("HEAD", "GET")]
+    assert server.asked == ["GET /api/models/lab/net/revision/main", *resolved]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import fields
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ import pytest
 import runner_core
 from real_server import Server, npy, serving
 from runner_core import BadInput
+from runner_core.cli.options import PredictOptions
 from runner_serve import archives
 from runner_serve.app import Refused, ending
+from runner_serve.command import Flags
 from served_toy import DIE, FAIL, HANG, HOLD
 
 
@@ -267,6 +270,12 @@ def test_what_is_refused_at_the_start(
         words = [word.format(taken=other.getsockname()[1]) for word in words]
         assert runner_core.main(["toy", "serve", str(run), *words]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_every_flag_of_predict_holds_here_or_is_hidden() -> None:
+    of_the_run = {"run", "weights", "with_", "config", "extension", "no_extension", "debug"}
+    own = {field.name for field in fields(PredictOptions)} - of_the_run
+    assert own <= {field.name for field in fields(Flags) if "Suppress" in str(field.type)}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ to a commit, whose files never change; what is in huggingface_hub's cache alread
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,6 +102,7 @@ def _parsed(named: str) -> tuple[str, str | None]:
 
 
 def _library(named: str) -> Any:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # read at the import: nothing but what is asked for is asked
     try:
         import huggingface_hub
     except ImportError:
