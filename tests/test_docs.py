@@ -31,7 +31,7 @@ PAGES = sorted(
 )
 FENCE = re.compile(r"^```(\w*).*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
-FILES = {"csv", "json", "jsonl", "keras", "log", "py", "safetensors", "yaml"}
+FILES = {"bin", "csv", "json", "jsonl", "keras", "log", "onnx", "pt2", "py", "safetensors", "xml", "yaml"}
 """Endings of file names that look like settings: `log.jsonl`."""
 OWN_FLAGS = {
     "compare": {"--out", "--json"},

@@ -89,6 +89,7 @@ from runner_core.contract.data import StoredArray as StoredArray
 from runner_core.contract.data import Streamed as Streamed
 from runner_core.contract.data import StreamedSamples as StreamedSamples
 from runner_core.contract.data import is_streamed as is_streamed
+from runner_core.contract.exporting import ExportJob as ExportJob
 from runner_core.contract.facets import BlockWork as BlockWork
 from runner_core.contract.facets import Checks as Checks
 from runner_core.contract.facets import Combining as Combining
@@ -100,6 +101,7 @@ from runner_core.contract.facets import Judging as Judging
 from runner_core.contract.facets import Learning as Learning
 from runner_core.contract.facets import PairFiles as PairFiles
 from runner_core.contract.facets import Pictures as Pictures
+from runner_core.contract.facets import Standalone as Standalone
 from runner_core.contract.hooks import hookimpl as hookimpl
 from runner_core.contract.layers import Label as Label
 from runner_core.contract.layers import Layer as Layer

@@ -235,8 +235,8 @@ class Run:
     def export(self, out: AnyPath, *, checkpoint: str | None = None, **settings: Any) -> list[Path]:
         """Write the network for use without runner into a new or empty folder, and return the files."""
         from runner_core.cli.ensembles import start_from_runs
+        from runner_core.cli.export import export_with
         from runner_core.cli.options import ExportOptions
-        from runner_core.cli.predict import export_with
 
         given = {"run": self._checkpoint(checkpoint), "out": out, **settings}
         with undisturbed() as framework:

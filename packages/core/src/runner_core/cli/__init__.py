@@ -47,7 +47,7 @@ PROJECT_COMMANDS = {
     "evaluate": ("evaluate_parts", "score whole records with a trained run: worst cases first"),
     "select": ("select", "choose the decision's settings and views on records that the networks did not train on"),
     "predict": ("predict", "predict files or folders with a trained run"),
-    "export": ("predict", "write a trained network for use without runner"),
+    "export": ("export", "write a trained network for use without runner"),
     "report": ("small", "rewrite the report.html of a run or an experiment"),
     "phantom": ("small", "write the phantom into a folder, in the project's own file formats"),
 }

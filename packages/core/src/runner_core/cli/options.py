@@ -376,7 +376,10 @@ class ExportOptions(RunOptions):
     """A new or empty folder."""
     to: str = ""
     """The format. Default: the framework's own, safetensors (PyTorch) or keras. hub-folder: also the layout of the
-    Hugging Face Hub (safetensors, config.json, README.md with metadata); nothing is uploaded."""
+    Hugging Face Hub (safetensors, config.json, README.md with metadata); nothing is uploaded. The package runner-export
+    adds others, each compared with the checkpoint: onnx, onnx-int8, openvino, torch-export."""
+    data: Place = None
+    """Records to compare on, with --to: a folder. Default: the run's own validation records."""
     license: str = ""
     """License of the weights, for the card, as SPDX writes it: CC-BY-4.0, Apache-2.0."""
     anonymous: bool = False

@@ -1,8 +1,7 @@
-"""`runner PROJECT predict RUN INPUT…` and `runner PROJECT export RUN`: use a trained network."""
+"""`runner PROJECT predict RUN INPUT…`: use a trained network."""
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,42 +10,32 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any
 
-from runner_core.base.errors import BadInput, did_you_mean
-from runner_core.base.files import refuse_full_folder, refuse_special_file
+from runner_core.base.errors import BadInput
+from runner_core.base.files import refuse_special_file
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.parts import Part
 from runner_core.base.progress import Estimate, record_bar
 from runner_core.base.text import counted, duration
-from runner_core.base.writing import replace_json
 from runner_core.cli.blocks import blocks_of, predict_in_blocks, split_off_blocks
 from runner_core.cli.ensembles import label, load_ensemble, notes_of_training, run_of, start_from_runs, views_text
 from runner_core.cli.evaluate import make_folder
-from runner_core.cli.options import ExportOptions, PredictOptions
+from runner_core.cli.options import PredictOptions
 from runner_core.cli.predict_parts import Written, divided
-from runner_core.cli.start import Started, load_network, load_state, refuse_url
+from runner_core.cli.start import Started, load_network, refuse_url
 from runner_core.contract import Array, Infer
 from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord, Decoded, Record
-from runner_core.contract.run import State, collect_left_out
+from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Setup
 from runner_core.data.pairs.content import holds_classes
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline, local
 from runner_core.output.evaluations import remove_leftovers, write_whole
 from runner_core.output.label_tables import write_label_tables
-from runner_core.output.runfolder import IMPORTED
-from runner_core.plugins.builtin import CARD, is_builtin, statement
-from runner_core.plugins.discovery import find_project
-from runner_core.tools.card import collect, write_card
-from runner_core.tools.hub_folder import HUB_FOLDER, write_hub_folder
-from runner_core.training.checkpoints import restoring
+from runner_core.plugins.builtin import is_builtin, statement
 from runner_core.training.ensembles import Ensemble, counting, predict_with
 
 _WORTH_SAYING = 20.0
 """Shortest work (seconds) whose duration is announced."""
-CARDS = (CARD, "NOTICE")
-"""What built-in weights bring along, which goes on with their export."""
-ENSEMBLE_FILE = "ensemble.json"
-"""Beside the exported networks of several runs: how they predict together."""
 
 
 def predict(name: str, arguments: Sequence[str]) -> int:
@@ -233,80 +222,6 @@ def _write(project: Project, record: Record, prediction: Any, folder: Path) -> S
     raise BadInput(
         f"project {project.name}: `write` must return the files that it wrote, a list of Path, not {shortened(written)}"
     )
-
-
-def export(name: str, arguments: Sequence[str]) -> int:
-    export_with(start_from_runs(name, "export", ExportOptions, arguments))
-    return 0
-
-
-def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
-    """Write the network for use without runner, and return the files; each of several into a folder of its own."""
-    out, to = members[0].options.out, members[0].options.to
-    if to not in ("", HUB_FOLDER):
-        raise BadInput(f"--to {to}: there is no such format{did_you_mean(to, [HUB_FOLDER])}; there is {HUB_FOLDER}")
-    remove_leftovers(out)
-    refuse_full_folder(out, "name another with --out")
-    if len(members) == 1:
-        return _export(members[0], out)
-    ensemble, checkpoints = load_ensemble(members)  # refuses runs that do not fit
-    names = [f"{number}-{run_of(member).path.name}" for number, member in enumerate(members, 1)]
-    written = [path for name, member in zip(names, members, strict=True) for path in _export(member, out / name)]
-    about = {
-        "project": ensemble.members[0].project.name,
-        "how": ensemble.how,
-        "views": [view.name for view in views_of(ensemble.members[0].project)],
-        "members": [
-            {"folder": name, "run": str(run_of(member).path), "checkpoint": checkpoint}
-            for name, member, checkpoint in zip(names, members, checkpoints, strict=True)
-        ],
-    }
-    replace_json(out / ENSEMBLE_FILE, about)
-    print(f"{out / ENSEMBLE_FILE} says how the {len(names)} networks predict together")
-    return [*written, out / ENSEMBLE_FILE]
-
-
-def _exported(started: Started[ExportOptions], state: State, checkpoint: Path, folder: Path) -> Sequence[Path]:
-    """Write the network, its card, and what the format adds.
-
-    Raises BadInput for an unknown view, which a project may know only with its statistics.
-    """
-    setup, options = started.setup, started.options
-    written = setup.engine.export(setup, state, folder)
-    views_of(setup.project)
-    written = [*written, *_card(started, state, checkpoint, folder, written)]
-    if options.to == HUB_FOLDER:
-        written += write_hub_folder(setup, folder, options.license)
-    return written
-
-
-def _card(
-    started: Started[ExportOptions], state: State, checkpoint: Path, folder: Path, exported: Sequence[Path]
-) -> Sequence[Path]:
-    """Write the network's card; of weights from elsewhere, copy the one that came with them."""
-    setup, run, options = started.setup, run_of(started), started.options
-    if run.read_summary().get("status") == IMPORTED:  # how it was trained is not known here
-        return [Path(shutil.copyfile(run.path / name, folder / name)) for name in CARDS if (run.path / name).is_file()]
-    task = find_project(setup.name).summary()
-    facts = collect(setup, run, checkpoint, state, task, options.anonymous) | {"license": options.license}
-    return write_card(run, facts, folder, exported)
-
-
-def _export(started: Started[ExportOptions], out: Path) -> Sequence[Path]:
-    state, checkpoint = load_state(started, started.named)
-    new = not out.exists()
-    make_folder(out)
-    try:
-        with restoring(checkpoint):
-            written = write_whole(out, partial(_exported, started, state, checkpoint))
-    except BadInput:
-        if new:
-            out.rmdir()
-        raise
-    print(f"{checkpoint.name}: {', '.join(str(path) for path in written)}")
-    if text := views_text(started.setup.project):
-        print(f"NOTE: `predict` and `evaluate` use this network{text}; the export is the network alone")
-    return written
 
 
 def _inputs(setup: Setup, options: PredictOptions) -> tuple[list[AnyRecord], int]:

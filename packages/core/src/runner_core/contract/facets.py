@@ -1,8 +1,8 @@
 """Facets: small frozen objects in which a project declares what few projects need.
 
-`Project.dataset` is a `DataSet`. The methods `learning`, `health`, `checks`, `combining`, `judging` and `pictures` of
-`Project` return the others. A field that a project leaves out has the core's behaviour, so a project names only what it
-needs:
+`Project.dataset` is a `DataSet`. The methods `learning`, `health`, `checks`, `combining`, `judging`, `pictures` and
+`standalone` of `Project` return the others. A field that a project leaves out has the core's behaviour, so a project
+names only what it needs:
 
     def learning(self) -> Learning:
         return Learning(splittable=True, parameter_groups=parameter_groups)
@@ -372,6 +372,22 @@ class Judging:
     def to_score(self, splits: Mapping[str, Sequence[AnyRecord]]) -> Sequence[AnyRecord]:
         """Return the records that `scored` names, or those of the validation split."""
         return splits.get("validation", ()) if self.scored is None else self.scored(splits)
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """What surrounds an exported network, to be used without runner: `Project.standalone`."""
+
+    files: Sequence[Path] = ()
+    """Python files that need NumPy alone. The first becomes predict.py: it reads predict.json beside it, takes the
+    network from `session.load()` (arrays by name in, arrays by name out, as in `soft`), and does what `predict` does.
+    The others keep their names."""
+    settings: Mapping[str, Json] = field(default_factory=dict)
+    """What predict.json says: every number of the work before and after the network, documented by its name."""
+    missing: str = "the project declares none"
+    """Why there is no predict.py, if `files` is empty."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Formats in which this network cannot be exported, and why: {"onnx": "…"}."""
 
 
 @dataclass(frozen=True)

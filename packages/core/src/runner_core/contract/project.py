@@ -31,7 +31,17 @@ from runner_core.config import PredictConfig, RunConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.extensions import faults
 from runner_core.contract.data import Cropped, Samples, Store
-from runner_core.contract.facets import Checks, Combining, DataSet, Health, Judging, Learning, NoOptions, Pictures
+from runner_core.contract.facets import (
+    Checks,
+    Combining,
+    DataSet,
+    Health,
+    Judging,
+    Learning,
+    NoOptions,
+    Pictures,
+    Standalone,
+)
 from runner_core.contract.records import AnyRecord, Decoded, Record, Statistics
 from runner_core.contract.run import Metric, Precision
 from runner_core.contract.values import Arrays, Infer, Json, Progress, Step, Tensors
@@ -226,6 +236,10 @@ class Project:
     def export(self, model: Any, folder: Path) -> Sequence[Path]:
         """Write the network for use without runner, and return the files. Default: the engine's own format."""
         return ()
+
+    def standalone(self) -> Standalone:
+        """Return what an exported network needs around it where runner is not installed (`export --to onnx`)."""
+        return Standalone()
 
     def checks(self) -> Checks:
         """Return what this project can find wrong in data, predictions and metrics."""

@@ -23,6 +23,8 @@ EXTENSIONS = "runner.extensions"
 OWN_COMMANDS = "runner.commands"
 """Entry points PLUGIN.COMMAND: functions that are commands of this project alone, or an extension's for every project.
 """
+EXPORTS = "runner.exports"
+"""Entry points FORMAT: functions that write a trained network in a format, for `export --to FORMAT`."""
 COMMANDS = {
     "list": "runner_core.cli:list_plugins",
     "doctor": "runner_core.cli.doctor:doctor",
@@ -144,6 +146,20 @@ def _commands() -> Iterator[tuple[tuple[str, str], str, EntryPoint]]:
     for entry in entry_points(group=OWN_COMMANDS):
         plugin, _, command = entry.name.partition(".")
         yield (plugin, entry.dist.name if entry.dist else "?"), command, entry
+
+
+def export_formats() -> dict[str, EntryPoint]:
+    """Return the formats that installed packages add to `export --to`, by name.
+
+    Raises BadInput for one that two packages add.
+    """
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=EXPORTS):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value:
+            both = " and ".join(one.dist.name if one.dist else "?" for one in (other, entry))
+            raise BadInput(f"the export format {entry.name!r} comes from {both}: uninstall one of them")
+    return found
 
 
 def find_project(name: str, commands: Iterable[str] = ()) -> Plugin:

@@ -1,0 +1,186 @@
+"""The functions behind `export --to`: each writes one format, compares it with the checkpoint, and measures it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from runner_core import Arrays, BadInput, ExportJob, Infer
+
+from runner_export.axes import Axes, multiples, other_lengths
+from runner_export.beside import write_beside
+from runner_export.latency import latencies
+from runner_export.parity import compare
+from runner_export.session import load_networks
+from runner_export.window import Window, eager, weights_bytes, windows_of
+
+Networks = list[dict[str, Any]]
+Write = Callable[[Window, Axes, Path], dict[str, Any]]
+
+
+def onnx(job: ExportJob) -> Sequence[Path]:
+    """Write model.onnx."""
+    windows = _windows(job, "onnx")
+    networks = _onnx(windows, job.folder)
+    files = [job.folder / network["file"] for network in networks]
+    return [*files, *_finish(job, "onnx", windows, networks, {})]
+
+
+def onnx_int8(job: ExportJob) -> Sequence[Path]:
+    """Write model.onnx with weights and activations of 8 bits, calibrated on records."""
+    from runner_export.quantise import quantise
+
+    windows = _windows(job, "onnx-int8")
+    networks = _onnx(windows, job.folder)
+    found = load_networks(job.folder, networks)
+    parity = compare(job, eager(windows), found, "onnx", _longer(windows, networks))
+    print(f"onnx: {parity}, before 8 bits")
+    small, about = quantise(job, found, networks)
+    measured = _measured(job, windows, {"onnx": networks, "onnx-int8": small})
+    files = [
+        (job.folder / new["file"]).replace(job.folder / old["file"]) for old, new in zip(networks, small, strict=True)
+    ]
+    about = {"networks": networks, "parity": parity.as_json(job.source), "int8": about, **measured}
+    return [*files, *write_beside(job, "onnx-int8", about)]
+
+
+def openvino(job: ExportJob) -> Sequence[Path]:
+    """Write model.xml and model.bin."""
+    from runner_export.write import write_openvino
+
+    if find_spec("openvino") is None:
+        raise BadInput("--to openvino: `uv pip install runner-export[openvino]` installs what it needs")
+    windows = _windows(job, "openvino")
+    files, networks = [], []
+    for network in _onnx(windows, job.folder):
+        source = job.folder / network["file"]
+        target = source.with_suffix(".xml")
+        write_openvino(source, target)
+        source.unlink()
+        files += [target, target.with_suffix(".bin")]
+        networks.append({**network, "file": target.name})
+    return [*files, *_finish(job, "openvino", windows, networks, {})]
+
+
+def torch_export(job: ExportJob) -> Sequence[Path]:
+    """Write model.pt2."""
+    from runner_export.write import stem, write_torch
+
+    windows = _windows(job, "torch-export")
+    networks = [_written(write_torch, window, job.folder / f"{stem(window, windows)}.pt2") for window in windows]
+    files = [job.folder / network["file"] for network in networks]
+    return [*files, *_finish(job, "torch-export", windows, networks, {})]
+
+
+def _windows(job: ExportJob, name: str) -> tuple[Window, ...]:
+    """Return the windows of a PyTorch project. Raises BadInput for another framework."""
+    if job.project.framework != "torch":
+        raise BadInput(
+            f"--to {name}: project {job.project.name} uses {job.project.framework}, and this format is written from "
+            "PyTorch's networks alone: leave --to out for the framework's own format"
+        )
+    return windows_of(job)
+
+
+def _onnx(windows: Sequence[Window], folder: Path) -> Networks:
+    from runner_export.write import stem, write_onnx
+
+    return [_written(write_onnx, window, folder / f"{stem(window, windows)}.onnx") for window in windows]
+
+
+def _written(write: Write, window: Window, file: Path) -> dict[str, Any]:
+    """Write a window so that as many axes may vary as the exporter can do, and return its description."""
+    axes = multiples(window.graph, window.small)
+    try:
+        network = write(window, axes, file)
+    except BadInput:
+        axes = {name: [1, *[None] * (len(steps) - 1)] for name, steps in axes.items()}
+        network = write(window, axes, file)
+    for one in network["inputs"]:
+        steps = axes[one["name"]]
+        one["multiple"] = [
+            n if isinstance(length, str) else None for n, length in zip(steps, one["shape"], strict=True)
+        ]
+    return network
+
+
+def _longer(windows: Sequence[Window], networks: Networks) -> list[Arrays]:
+    """Return an example of each network with other lengths along all axes that may vary."""
+    found = []
+    for window, network in zip(windows, networks, strict=True):
+        axes = {one["name"]: one["multiple"] for one in network["inputs"]}
+        found.append(other_lengths(window.small, axes))
+    return found
+
+
+def _finish(
+    job: ExportJob, name: str, windows: Sequence[Window], networks: Networks, more: Mapping[str, Any]
+) -> list[Path]:
+    """Compare, measure, and write what lies beside the network."""
+    found = load_networks(job.folder, networks)
+    parity = compare(job, eager(windows), found, name, _longer(windows, networks))
+    print(f"{name}: {parity}")
+    about = {"networks": networks, "parity": parity.as_json(job.source), **more}
+    return write_beside(job, name, about | _measured(job, windows, {name: networks}))
+
+
+def _measured(job: ExportJob, windows: Sequence[Window], formats: Mapping[str, Networks]) -> dict[str, Any]:
+    """Return latency and bytes of eager PyTorch, of each format, and of OpenVINO with an ONNX file."""
+    import torch
+
+    threads = torch.get_num_threads()
+    largest = max(windows, key=lambda window: sum(array.size for array in window.example.values()))
+    runtimes: dict[str, Infer] = {"eager": largest.graph.infer}
+    sizes = {"eager": weights_bytes(largest.graph.network)}
+    for name, networks in formats.items():
+        runtimes[name] = load_networks(job.folder, networks, threads)
+        sizes[name] = sum(_bytes(job.folder / network["file"]) for network in networks)
+        if name == "onnx" and find_spec("openvino"):
+            runtimes["openvino"] = _openvino_of(job.folder, networks, threads)
+    found = latencies(runtimes, largest.example)
+    print("; ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in found.items()))
+    speed = {
+        "milliseconds": found,
+        "input": ", ".join(f"{name} {_text(array.shape)}" for name, array in largest.example.items()),
+        "threads": threads,
+        "processor": _processor(),
+    }
+    packages = ("torch", "onnx", "onnxruntime", "openvino", "numpy")
+    versions = {name: version(name) for name in packages if find_spec(name)}
+    return {"latency": speed, "bytes": sizes, "versions": versions}
+
+
+def _openvino_of(folder: Path, networks: Networks, threads: int) -> Infer:
+    """Return OpenVINO's network of ONNX files."""
+    from runner_export.session import open_openvino
+
+    by_inputs: dict[frozenset[str], Infer] = {}
+    for network in networks:
+        inputs, outputs = ([one["name"] for one in network[key]] for key in ("inputs", "outputs"))
+        by_inputs[frozenset(inputs)] = open_openvino(folder / network["file"], inputs, outputs, threads)
+
+    def infer(arrays: Arrays) -> Arrays:
+        return by_inputs[frozenset(arrays)](arrays)
+
+    return infer
+
+
+def _bytes(file: Path) -> int:
+    return sum(one.stat().st_size for one in file.parent.glob(f"{file.stem}.*"))
+
+
+def _text(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

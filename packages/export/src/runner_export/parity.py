@@ -1,0 +1,93 @@
+"""Compare an exported network with its checkpoint, on windows of real records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from runner_core import Array, Arrays, ExportJob, Infer, Json, Unhealthy
+
+RECORDS = 3
+"""Most records that are compared."""
+DIGITS = float(np.finfo(np.float32).eps) ** 0.5
+"""Largest allowed difference, as a share of the largest output: half of float32's digits (3.5e-4).
+
+Other orders of sums cost a few of the last digits in each layer; a wrong operation costs the first ones."""
+
+
+@dataclass
+class Parity:
+    """The largest difference between two networks' outputs, over all windows of some records."""
+
+    records: int = 0
+    windows: int = 0
+    largest: float = 0.0
+    scale: float = 1.0
+    """Largest finite output of the checkpoint, without its sign; at least 1."""
+
+    @property
+    def tolerance(self) -> float:
+        """The largest difference that is accepted."""
+        return DIGITS * self.scale
+
+    def add(self, expected: Arrays, found: Arrays) -> None:
+        """Take the outputs of one window into account."""
+        self.windows += 1
+        for name, array in expected.items():
+            self.largest = max(self.largest, _difference(array, found[name]))
+            self.scale = max(self.scale, float(np.abs(array[np.isfinite(array)]).max(initial=0)))
+
+    def as_json(self, source: str) -> dict[str, Json]:
+        """Return the figures for export.json."""
+        return {
+            "largest_difference": self.largest,
+            "tolerance": self.tolerance,
+            "largest_output": self.scale,
+            "windows": self.windows,
+            "records": self.records,
+            "of": source,
+            "compared": "outputs of every window in float32 on the CPU, with eager PyTorch and the same checkpoint",
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"largest difference {self.largest:.2g} (allowed {self.tolerance:.2g}) in {self.windows} windows of "
+            f"{self.records} records"
+        )
+
+
+def compare(job: ExportJob, expected: Infer, found: Infer, name: str, further: Sequence[Arrays] = ()) -> Parity:
+    """Predict some of the job's records with both networks, and return how far their outputs are apart.
+
+    `further` are windows that are compared too. Raises Unhealthy if they are further apart than the tolerance.
+    """
+    parity = Parity()
+    for arrays in further:
+        parity.add(expected(arrays), found(arrays))
+
+    def infer(arrays: Arrays) -> Arrays:
+        outputs = expected(arrays)
+        parity.add(outputs, found(arrays))
+        return outputs
+
+    for _, cropped in islice(job.records(), RECORDS):
+        job.project.predict(cropped, infer)
+        parity.records += 1
+    if not parity.largest <= parity.tolerance:
+        raise Unhealthy(
+            f"--to {name}: not exported: what was written computes something else than {job.checkpoint}: {parity}"
+        )
+    return parity
+
+
+def _difference(expected: Array, found: Array) -> float:
+    """Return the largest absolute difference; infinity for another shape, or where only one is finite."""
+    if expected.shape != found.shape:
+        return math.inf
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(expected.astype(np.float64) - found)
+    apart[(expected == found) | (np.isnan(expected) & np.isnan(found))] = 0
+    return float(np.nan_to_num(apart, nan=math.inf, posinf=math.inf).max(initial=0))

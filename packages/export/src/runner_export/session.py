@@ -1,0 +1,96 @@
+"""Run an exported network: arrays by name in, arrays by name out.
+
+Needs NumPy, and for model.onnx onnxruntime, for model.xml openvino, for model.pt2 torch. `runner PROJECT export` writes
+this file beside the network, with export.json, which says what goes in and what comes out.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
+Infer = Callable[[Arrays], Arrays]
+
+
+def load(folder: Path | None = None, threads: int = 0) -> Infer:
+    """Return the network in `folder` (default: this file's), on `threads` cores (0: all)."""
+    folder = folder or Path(__file__).parent
+    about = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    return load_networks(folder, about["networks"], threads)
+
+
+def load_networks(folder: Path, networks: Sequence[Mapping[str, Any]], threads: int = 0) -> Infer:
+    """Return a function that runs the network whose inputs have the names of the given arrays."""
+    by_inputs: dict[frozenset[str], Infer] = {}
+    for network in networks:
+        names = [one["name"] for one in network["inputs"]], [one["name"] for one in network["outputs"]]
+        by_inputs[frozenset(names[0])] = _OPEN[Path(network["file"]).suffix](folder / network["file"], *names, threads)
+
+    def infer(arrays: Arrays) -> Arrays:
+        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        return by_inputs[frozenset(arrays)](contiguous)
+
+    return infer
+
+
+def _onnx(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int) -> Infer:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    return lambda arrays: dict(zip(outputs, session.run(list(outputs), arrays), strict=True))
+
+
+def open_openvino(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int) -> Infer:
+    import openvino
+
+    hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
+    compiled = openvino.Core().compile_model(str(file), "CPU", hints)  # without the hint, new CPUs compute in 16 bits
+
+    def infer(arrays: Arrays) -> Arrays:
+        found = compiled([arrays[name] for name in inputs])
+        return {name: np.array(found[place]) for place, name in enumerate(outputs)}
+
+    return infer
+
+
+def _torch(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int) -> Infer:
+    import torch
+
+    _refuse_pickle(file)
+    with warnings.catch_warnings():  # of weights in memory that cannot be written to: nothing writes to them
+        warnings.simplefilter("ignore")
+        module = torch.export.load(file).module()
+
+    @torch.no_grad()
+    def infer(arrays: Arrays) -> Arrays:
+        found = module(*(torch.from_numpy(arrays[name]) for name in inputs))
+        return {name: tensor.numpy() for name, tensor in zip(outputs, found, strict=True)}
+
+    return infer
+
+
+def _refuse_pickle(file: Path) -> None:
+    """Raise ValueError for a .pt2 with pickled parts, which PyTorch would run; `export` writes none."""
+    with zipfile.ZipFile(file) as archive:
+        for part in archive.infolist():
+            if "/sample_inputs/" in part.filename and part.file_size:
+                raise ValueError(f"{file}: it holds pickled examples; export it again")
+            if part.filename.endswith("_config.json") and b'"use_pickle": true' in archive.read(part):
+                raise ValueError(f"{file}: it holds pickled tensors; export it again")
+
+
+_OPEN: dict[str, Callable[[Path, Sequence[str], Sequence[str], int], Infer]] = {
+    ".onnx": _onnx,
+    ".xml": open_openvino,
+    ".pt2": _torch,
+}

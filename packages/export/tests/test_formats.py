@@ -1,0 +1,178 @@
+"""Exports of the toy: what is written computes what the checkpoint computes, or is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from runner_core import BadInput, Run, Unhealthy
+from runner_core.testing.toy import Toy
+from runner_export import formats, parity, session
+from runner_export.axes import multiples, other_lengths
+from runner_export.window import Graph
+
+Exported = Callable[[str], Path]
+FORMATS = ("onnx", "openvino", "torch-export")
+
+
+def about(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "export.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_computes_what_the_checkpoint_computes(run: Run, exported: Exported, name: str) -> None:
+    infer = session.load(exported(name), threads=1)
+    rng = np.random.default_rng(0)
+    network = run.network()
+    for shape in ((1, 16, 16), (5, 16, 16), (2, 23, 9)):  # no example was of the last two
+        image = rng.normal(size=shape).astype(np.float32)
+        expected = network.infer({"image": image})["prediction"]
+        np.testing.assert_allclose(infer({"image": image})["prediction"], expected, atol=1e-5)
+    written = about(exported(name))
+    assert written["parity"]["largest_difference"] <= 1e-5 < written["parity"]["tolerance"] < 0.01
+    assert (written["parity"]["records"], written["parity"]["windows"]) == (2, 3)
+    (network_,) = written["networks"]
+    assert network_["inputs"] == [
+        {"name": "image", "dtype": "float32", "shape": ["batch", "image_1", "image_2"], "multiple": [1, 1, 1]}
+    ]
+    assert network_["outputs"][0]["shape"] == ["batch", 1, "image_1", "image_2"]
+    assert {"eager", name} <= set(written["latency"]["milliseconds"])
+    assert written["bytes"][name] > 300
+    assert {"README.md", "MODEL_CARD.md", "ro-crate-metadata.json", "session.py", "predict.py"} <= {
+        file.name for file in exported(name).iterdir()
+    }
+
+
+def test_the_onnx_file_is_valid(exported: Exported) -> None:
+    model = onnx.load(exported("onnx") / "model.onnx")
+    onnx.checker.check_model(model, full_check=True)
+    assert [opset.version for opset in model.opset_import if not opset.domain] == [20]
+    assert "openvino" in about(exported("onnx"))["latency"]["milliseconds"]
+
+
+def test_the_script_predicts_the_same_where_runner_cannot_be_imported(
+    run: Run, exported: Exported, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported("onnx"), tmp_path / "away")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nfor name in ('runner_core', 'runner_export', 'torch'):\n    sys.modules[name] = None\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code = "import runner_core"
+    blocked = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    assert blocked.returncode == 1, "the test is void: runner can be imported"
+    network = run.network()
+    for record, cropped in network.each():
+        out = tmp_path / "out.npy"
+        words = [sys.executable, folder / "predict.py", record.files["image"], out]
+        subprocess.run(words, env=environment, check=True, timeout=120)
+        np.testing.assert_array_equal(np.load(out), network.project.predict(cropped, network.infer))
+
+
+def test_8_bits_are_scored_beside_32(run: Run, exported: Exported) -> None:
+    folder = exported("onnx-int8")
+    written = about(folder)
+    assert (written["int8"]["calibrated_on"], written["int8"]["scored"]) == (1, 1)
+    assert set(written["int8"]["scores"]["error"]) == {"float32", "int8"}
+    kinds = {node.op_type for node in onnx.load(folder / "model.onnx").graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= kinds
+    assert {"onnx", "onnx-int8", "eager"} <= set(written["latency"]["milliseconds"])
+    assert "| error |" in (folder / "README.md").read_text()
+    image = next(cropped.prepared["image"][None] for _, _, cropped in run.records())
+    exact, rounded = (session.load(exported(name))({"image": image})["prediction"] for name in ("onnx", "onnx-int8"))
+    assert 0 < np.abs(exact - rounded).max() < 0.1 * np.abs(exact).max()
+
+
+def test_a_network_that_computes_something_else_is_refused_and_nothing_is_left(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*arguments: Any) -> Any:
+        infer = session.load_networks(*arguments)
+        return lambda arrays: {name: array * 1.001 for name, array in infer(arrays).items()}
+
+    monkeypatch.setattr(formats, "load_networks", wrong)
+    with pytest.raises(Unhealthy, match=r"something else than step-00000012: largest difference 0\.0\d+ \(allowed"):
+        run.export(tmp_path / "out", to="onnx")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_exporter_cannot_do_is_one_message(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(Graph):
+        def forward(self, *tensors: Any) -> Any:
+            if float(tensors[0].sum()) > 0:  # depends on the data
+                return super().forward(*tensors)
+            return super().forward(*(-tensor for tensor in tensors))
+
+    monkeypatch.setattr("runner_export.window.Graph", Odd)
+    for name in ("onnx", "torch-export"):
+        with pytest.raises(BadInput, match=f"--to {name}: PyTorch .* cannot export this network: "):
+            run.export(tmp_path / "out", to=name)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_format_that_a_project_refuses(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runner_core import Standalone
+
+    monkeypatch.setattr(Toy, "standalone", lambda self: Standalone(refused={"onnx": "it is too odd"}), raising=False)
+    import export_toy
+
+    monkeypatch.delattr(export_toy.Exported, "standalone")
+    with pytest.raises(BadInput, match="--to onnx: project toy cannot be exported so: it is too odd"):
+        run.export(tmp_path / "out", to="onnx")
+
+
+def test_no_pickle_in_a_pt2_and_none_is_read(exported: Exported, tmp_path: Path) -> None:
+    folder = shutil.copytree(exported("torch-export"), tmp_path / "out")
+    with zipfile.ZipFile(folder / "model.pt2") as archive:
+        parts = {part.filename: archive.read(part) for part in archive.infolist()}
+    assert not [name for name, content in parts.items() if content[:2] == b"PK" or content[:1] == b"\x80"]
+    with zipfile.ZipFile(folder / "model.pt2", "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, b"\x80\x02." if "/sample_inputs/" in name else content)
+    with pytest.raises(ValueError, match="pickled examples"):
+        session.load(folder)
+
+
+class Pooling:
+    """A graph that halves its image twice, and reads three channels."""
+
+    def infer(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        batch, channels, height, width = arrays["image"].shape
+        if channels != 3 or height % 4 or width % 2:
+            raise ValueError("shape")
+        return {"prediction": np.zeros((batch, 1, height // 4, width // 2))}
+
+
+def test_axes_that_may_vary_are_found_by_trying() -> None:
+    example = {"image": np.zeros((2, 3, 16, 16), np.uint8), "scale": np.zeros((2, 1), np.float32)}
+    graph: Any = Pooling()
+    found = multiples(graph, example)
+    assert found == {"image": [1, None, 4, 2], "scale": [1, None]}
+    shapes = {name: array.shape for name, array in other_lengths(example, found).items()}
+    assert shapes == {"image": (3, 3, 20, 18), "scale": (3, 1)}
+
+
+@pytest.mark.parametrize("found, difference", [
+    ([1.0, 2.0, np.nan, np.inf], 0.0),
+    ([1.0, 2.5, np.nan, np.inf], 0.5),
+    ([1.0, np.nan, np.nan, np.inf], np.inf),
+    ([1.0, 2.0, 3.0, np.inf], np.inf),
+    ([1.0, 2.0, np.nan, -np.inf], np.inf),
+    ([1.0, 2.0, np.nan], np.inf),
+])  # fmt: skip
+def test_the_difference_of_outputs(found: list[float], difference: float) -> None:
+    measured = parity.Parity()
+    measured.add({"a": np.array([1.0, 2.0, np.nan, np.inf])}, {"a": np.array(found)})
+    assert measured.largest == difference
+    assert measured.tolerance == pytest.approx(2 * 2**-11.5, rel=1e-3)
