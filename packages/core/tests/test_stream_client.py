@@ -247,3 +247,32 @@ def test_local_records_are_left_alone(tmp_path):
     record = Record("f", "g", {"image": Path(tmp_path)})
     with localised(record, RemoteConfig(endpoint="http://127.0.0.1:9")) as local:
         assert local is record
+
+
+def test_a_long_listing_in_several_requests_has_the_files_and_the_order_of_one(make, s3, monkeypatch):
+    names = [f"p/{n:02d}/{f}/{i}.tif" for n in range(9) for f in "ab" for i in range(n % 3)]
+    names += ["p/1.tif", "p/1-x/b.tif", "p/10/a.tif", "p/1/x.tif", "p/1/y/z.tif", "p/é/a.tif", "p/ü.tif", "q/other.tif"]
+    for name in names:
+        s3.put("tree", name, name.encode())
+    one = list(make().listed(Url("s3://tree/p")))
+    assert [url.text for url in one] == [f"s3://tree/{name}" for name in sorted(names)[:-1]]
+    monkeypatch.setattr(clients, "_IN_A_ROW", 3)
+    for threads in (1, 2, 32):
+        assert list(make(connections=threads).list(Url("s3://tree/p"))) == one
+    s3.requests.clear()
+    s3.fail(500, "start-after", 2)
+    assert list(make().list(Url("s3://tree/p"))) == one
+    assert len([path for _, path in s3.requests if "start-after" in path]) > 5
+    begun = make().list(Url("s3://tree/p"))
+    assert next(begun) == one[0]
+    begun.close()
+
+
+def test_files_of_one_folder_are_listed_once(make, s3, monkeypatch):
+    for n in range(12):
+        s3.put("flat", f"p/{n:02d}.tif", b"1")
+    monkeypatch.setattr(clients, "_IN_A_ROW", 3)
+    s3.requests.clear()
+    assert len(list(make().list(Url("s3://flat/p")))) == 12
+    assert s3.count("list-type=2") == 2
+    assert s3.count("delimiter") == 0

@@ -14,11 +14,12 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.location import Url, refuse_secrets
 from runner_core.data.stream.bad import Unreachable, first_line, meant
 from runner_core.data.stream.fetch import Meter
+from runner_core.data.stream.listing import listed_at_once
 
 if TYPE_CHECKING:
     from runner_core.config import RemoteConfig
@@ -138,6 +140,10 @@ _WHOLE = 20
 """A request may take this many times `remote.timeout` in total, as long as bytes keep coming."""
 _MANY, _TOGETHER = 200, 10_000
 """Files of a folder from which one listing is quicker than single requests; requests that start together."""
+_IN_A_ROW, _LISTINGS = 10_000, 32
+"""Files of a listing after which it goes on in several requests at once, and the most of those."""
+_SORTED = ("s3", "gs")
+"""Servers that list names in their order, from any name on."""
 _AZURE = ("az", "adl", "azure", "abfs", "abfss")
 
 
@@ -283,21 +289,37 @@ class Client:
     def list(self, url: Url) -> Iterator[Url]:
         """Yield every file below `url`, with size and etag, in the server's order.
 
-        Raises Unreachable, and BadInput if there is no file.
+        A long listing goes on in several requests at once, each of which lists the names between two folders. Raises
+        Unreachable, and BadInput if there is no file.
         """
         if _is_plain(url):
             raise BadInput(f"{url}: a web server does not list its files: give a manifest that names them")
+        begun = self.listed(url)
+        found = list(islice(begun, _IN_A_ROW))
+        if not found:
+            raise BadInput(f"{url}: there is no file at or below this URL. Check its name")
+        yield from found
+        if len(found) < _IN_A_ROW:
+            return
+        if _kind(url.text.partition("://")[0]) not in _SORTED:
+            yield from begun
+            return
+        begun.close()
+        yield from listed_at_once(self, url, found[-1], min(self._config.connections, _LISTINGS))
+
+    def listed(self, url: Url, after: str | None = None, until: str | None = None) -> Generator[Url]:
+        """Yield the files below `url` with `after` < path <= `until`, one request at a time; raise Unreachable."""
         root, prefix = _split(url)
-        last = None
+        last = after
         for attempt in range(self._config.retries + 1):
             try:
                 with _no_panic(url):
                     for chunk in self._obstore.list(self._store(root, url), prefix or None, offset=last):
                         for found in chunk:
+                            if until is not None and found["path"] > until:
+                                return
                             last = found["path"]
                             yield Url(f"{root}/{last}", found["size"], _mark(found))
-                if last is None:
-                    raise BadInput(f"{url}: there is no file at or below this URL. Check its name")
                 return
             except Exception as error:
                 failure = self._failure(url, error)
@@ -305,6 +327,21 @@ class Client:
                     raise failure from error
             self.meter.add("retries")
             time.sleep(self._wait(attempt))
+
+    def folders(self, urls: Sequence[Url]) -> Sequence[Url]:
+        """Return the folders directly in these folders, requested at once; raise Unreachable."""
+        looking = asyncio.run_coroutine_threadsafe(self._all_folders(urls), self._loop)
+        with _no_panic(urls[0]):
+            return looking.result()
+
+    async def _all_folders(self, urls: Sequence[Url]) -> Sequence[Url]:
+        found = await asyncio.gather(*(self._tried(url, self._folders_in) for url in urls))
+        return [folder for folders in found for folder in folders]
+
+    async def _folders_in(self, url: Url) -> Sequence[Url]:
+        root, path = _split(url)
+        found = await self._obstore.list_with_delimiter_async(self._store(root, url), path or None)
+        return [Url(f"{root}/{folder}") for folder in found["common_prefixes"]]
 
     def _wait(self, attempt: int) -> float:
         return min(_LONGEST_WAIT, _FIRST_WAIT * 2**attempt) * self._random.uniform(0.5, 1)
