@@ -17,6 +17,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from runner_core import BadInput, DataErrors, DataSet, OutOfSpace, Record, RunConfig, RunnerError
 from runner_core.config import CacheConfig
 from runner_core.contract import Device
@@ -100,6 +102,62 @@ def test_an_empty_array_is_stored(place):
         np.save(file, np.empty((0, 4), np.uint8))
     for mode in ("memmap", "blosc2", "memory"):
         assert place.open(mode=mode).arrays["image"].read(1).shape == (0, 4)
+
+
+# ---------------------------------------------------------------- many records
+
+
+@pytest.mark.parametrize("mode", ["memmap", "blosc2", "memory"])
+def test_columns_of_many_records_hold_what_lists_of_few_do(place, monkeypatch, mode):
+    np.save(place.data / "e4.npy", np.ones((3, 8, 4), np.uint8))  # rows of another shape
+    few = place.open(mode=mode)
+    monkeypatch.setattr(folder, "_MANY", 1)
+    few_folder = few.folder
+    shutil.move(few_folder, place.path / "elsewhere")
+    place.decoded()
+    many = place.open(mode=mode)
+    assert len(set(place.decoded())) == 5
+    assert (many.folder, many.identity) == (few_folder, few.identity)
+    assert (list(many.keys), list(many.meta)) == (list(few.keys), list(few.meta))
+    assert list(many.arrays["image"].shapes) == list(few.arrays["image"].shapes)
+    assert many.arrays["image"].trailing == few.arrays["image"].trailing is None
+    assert "keys" not in json.loads((many.folder / "meta.json").read_text())
+    assert_holds_what_the_pipeline_gives(many, place.pipeline, place.records)
+    many.close()
+    assert_holds_what_the_pipeline_gives(place.open(mode=mode), place.pipeline, place.records)
+    place.decoded()
+    (place.data / "e4.npy").unlink()
+    fewer = place.open(mode=mode)
+    assert "4 of 4 records are copied from a cache with the same settings" in place.said
+    assert fewer.arrays["image"].trailing == (16, 16)
+    assert_holds_what_the_pipeline_gives(fewer, place.pipeline, place.records)
+    assert len(manage.prune(place.cache, everything=True).removed) == 1 + (few_folder.exists())
+
+
+def test_a_damaged_column_is_noticed(place, monkeypatch):
+    monkeypatch.setattr(folder, "_MANY", 1)
+    place.open().close()
+    (cache,) = place.folders()
+    names = sorted(file.name for file in cache.glob("column-*"))
+    assert len(names) == 3 + 3 + 1 + 2 * 3  # keys, meta, identities, and the shapes of two arrays
+    for name in names:
+        place.said.clear()
+        flip_byte(cache / name, -1)
+        with pytest.raises(Damaged, match=f"{name} has changed"):
+            folder.read_meta(cache)
+        assert_holds_what_the_pipeline_gives(place.open(), place.pipeline, place.records)
+        assert any("is built again" in s for s in place.said)
+    (cache / names[0]).unlink()
+    with pytest.raises(Damaged, match=names[0]):
+        folder.read_meta(cache)
+
+
+@given(
+    st.lists(st.text(max_size=5)), st.lists(st.text(max_size=3)), st.dictionaries(st.text(max_size=3), st.integers())
+)
+def test_long_lists_have_the_digest_of_their_json(keys, identities, values):
+    assert identity.digest_lists(keys, identities) == identity.digest_json([keys, identities])
+    assert identity.digest_lists(values, keys, identities) == identity.digest_json([values, keys, identities])
 
 
 # ---------------------------------------------------------------- built when, and how much of it

@@ -23,6 +23,7 @@ from runner_core.data.cache.build import BLOSC2, FLAT, MEMORY
 from runner_core.data.cache.folder import CacheMeta
 from runner_core.data.cache.identity import digest_json, source_bytes
 from runner_core.data.cache.storage import PreparedStore, Storage
+from runner_core.data.columns import Shapes
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig
@@ -75,7 +76,7 @@ class Estimator:
 
     def of_cache(self, folder: Path, meta: CacheMeta, storage: Storage) -> Size:
         """Return the exact size, with a sample from the cache; raise Damaged or OSError."""
-        plain = sum(np.dtype(a.dtype).itemsize * sum(map(_count, a.shapes)) for a in meta.arrays.values())
+        plain = sum(np.dtype(a.dtype).itemsize * _items(a.shapes) for a in meta.arrays.values())
         store = PreparedStore.open(folder, storage)
         sample = [a.read(len(meta.keys) // 2) for a in store.arrays.values()]
         store.close()
@@ -92,8 +93,8 @@ class Estimator:
         return self._prepared[key]
 
 
-def _count(shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
+def _items(shapes: Sequence[tuple[int, ...]]) -> int:
+    return int(shapes.starts[-1]) if isinstance(shapes, Shapes) else sum(map(math.prod, shapes))
 
 
 _LEAVE_FREE = 0.05

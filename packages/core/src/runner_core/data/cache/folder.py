@@ -3,7 +3,7 @@
     <cache.dir>/identities.sqlite
     <cache.dir>/<project>/<pipeline settings>/build.lock        held by the one builder
     <cache.dir>/<project>/<pipeline settings>/.building-*       left by a killed builder
-    <cache.dir>/<project>/<pipeline settings>/<records>.flat/   meta.json and one file per array
+    <cache.dir>/<project>/<pipeline settings>/<records>.flat/   meta.json, one file per array; of many records, columns
 
 Readers hold a shared lock on meta.json while the cache is open; `prune` needs an exclusive one. A folder with any other
 name is not ours: neither it nor its content is listed or removed.
@@ -19,7 +19,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,9 @@ from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
 from runner_core.base.writing import flush, lock, locked
 from runner_core.contract import Json
-from runner_core.data.cache.identity import digest_json
+from runner_core.data.cache import many
+from runner_core.data.cache.identity import digest_json, digest_lists
+from runner_core.data.columns import Shapes
 
 BLOCK = 1 << 24
 _PIECE = 1 << 22
@@ -130,7 +132,9 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _SETTINGS = re.compile(r"[0-9a-f]{16}")
 _CACHE = re.compile(r"[0-9a-f]{24}\.[a-z0-9]+")
 _LEFTOVER = re.compile(rf"\.building-([0-9a-f]{{32}}|removed-{_CACHE.pattern}-\d+)")
-_FILE = re.compile(rf"meta\.json|{_MARK}|verified|array-\d+\.bin")
+_FILE = re.compile(rf"meta\.json|{_MARK}|verified|array-\d+\.bin|{many.FILE.pattern}")
+_MANY = 10_000
+"""Records from which on columns hold what meta.json says of each."""
 
 
 class Damaged(BadInput):
@@ -192,7 +196,7 @@ def settings_folder(root: Path, settings: Mapping[str, Json]) -> Path:
 
 
 def cache_folder(parent: Path, keys: Sequence[str], identities: Sequence[str], form: str) -> Path:
-    return parent / f"{digest_json([list(keys), list(identities)])[:24]}.{form}"
+    return parent / f"{digest_lists(keys, identities)[:24]}.{form}"
 
 
 def settings_folders(root: Path, project: str | None) -> list[Path]:
@@ -207,7 +211,15 @@ def caches(parent: Path) -> list[Path]:
 
 
 def write_meta(folder: Path, meta: CacheMeta) -> None:
-    body = asdict(meta) | {"version": _VERSION}
+    if len(meta.keys) < _MANY:
+        body = asdict(meta)
+    else:
+        shapes = [a.shapes for a in meta.arrays.values()]
+        columns = many.save_columns(folder, meta.keys, meta.identities, meta.meta, shapes)
+        arrays = {name: asdict(replace(a, shapes=())) for name, a in meta.arrays.items()}
+        body = {"project": meta.project, "settings": dict(meta.settings), "format": meta.format, "arrays": arrays}
+        body |= {"columns": columns}
+    body |= {"version": _VERSION}
     text = json.dumps(body | {"checksum": digest_json(body)}, indent=1)
     (folder / "meta.json").write_text(text, encoding="utf-8")
     flush(folder / "meta.json")
@@ -232,10 +244,14 @@ def read_meta(folder: Path) -> CacheMeta:
         raise Damaged(_damage(folder, "meta.json was altered or is of another version"))
     try:
         arrays = {name: _array_meta(a) for name, a in body.pop("arrays").items()}
+        if columns := body.pop("columns", None):
+            mapped, shapes = many.map_columns(folder, columns, len(arrays))
+            body |= mapped
+            arrays = {name: replace(a, shapes=own) for (name, a), own in zip(arrays.items(), shapes, strict=True)}
         meta = CacheMeta(arrays=arrays, **body)
         if not _consistent(meta):
             raise ValueError("what it says of the arrays does not agree")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OSError) as error:
         raise Damaged(_damage(folder, f"meta.json is not one of a cache ({error})")) from error
     for a in arrays.values():
         size = content_bytes(folder / a.file) if (folder / a.file).exists() else None
@@ -406,9 +422,12 @@ def _consistent(meta: CacheMeta) -> bool:
     """Return True if the records' names, shapes and sizes agree; raise TypeError for sizes that are no numbers."""
     count = len(meta.keys)
     for a in meta.arrays.values():
-        if any(type(side) is not int or side < 0 for shape in a.shapes for side in shape):
+        if isinstance(a.shapes, Shapes):
+            items = int(a.shapes.starts[-1])
+        elif any(type(side) is not int or side < 0 for shape in a.shapes for side in shape):
             return False
-        items = sum(math.prod(shape) for shape in a.shapes)
+        else:
+            items = sum(math.prod(shape) for shape in a.shapes)
         if len(a.shapes) != count or (meta.format == "flat" and items * np.dtype(a.dtype).itemsize != a.size):
             return False
     return count > 0 and len(meta.meta) == len(meta.identities) == count and isinstance(meta.settings, Mapping)

@@ -47,6 +47,21 @@ def digest_json(value: Json) -> str:
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
+def digest_lists(*values: Sequence[str] | Mapping[str, Json]) -> str:
+    """Return `digest_json` of a list of long lists of text and of mappings, without making its JSON at once."""
+    digest = xxhash.xxh3_128()
+    for number, value in enumerate(values):
+        digest.update(b"," if number else b"[")
+        if isinstance(value, Mapping):
+            digest.update(json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode())
+            continue
+        for place, text in enumerate(value):
+            digest.update(f"{',' if place else '['}{json.encoder.encode_basestring_ascii(text)}".encode())
+        digest.update(b"]" if len(value) else b"[]")
+    digest.update(b"]")
+    return digest.hexdigest()
+
+
 def identify(record: Record) -> Known:
     """Read and hash every file of a record; raise BadInput with the name of a file that cannot be read."""
     marks = []

@@ -14,6 +14,7 @@ import numpy as np
 from runner_core.base.workers import SharedMemory
 from runner_core.contract import Array, Json, Pipeline, StoredArray
 from runner_core.contract.records import Record
+from runner_core.data import columns
 from runner_core.data.cache.folder import (
     CacheMeta,
     Checksums,
@@ -24,7 +25,7 @@ from runner_core.data.cache.folder import (
     read_meta,
     verify,
 )
-from runner_core.data.cache.identity import digest_json
+from runner_core.data.cache.identity import digest_lists
 from runner_core.data.cache.verification import Verification
 
 Region = tuple[slice, ...]
@@ -74,6 +75,9 @@ class Layout:
 
     def __init__(self, dtype: np.dtype[Any], shapes: Shapes) -> None:
         self.dtype, self.shapes = dtype, shapes
+        if isinstance(shapes, columns.Shapes):  # mapped: computed once, for all processes
+            self.starts, self.trailing = shapes.starts, shapes.trailing
+            return
         self.starts = np.cumsum([0, *(int(np.prod(s, dtype=np.int64)) for s in shapes)])
         trailing = {s[1:] for s in shapes}
         self.trailing = trailing.pop() if len(trailing) == 1 and all(shapes) else None
@@ -169,7 +173,7 @@ def _verified_in_memory(folder: Path, meta: CacheMeta, arrays: Mapping[str, Stor
 
 def store_identity(settings: Mapping[str, Json], keys: Sequence[str], identities: Sequence[str]) -> str:
     """Return the digest of the inputs of prepared arrays; it is the same for every mode."""
-    return digest_json([dict(settings), list(keys), list(identities)])
+    return digest_lists(dict(settings), keys, identities)
 
 
 class FlatArray(Layout):
