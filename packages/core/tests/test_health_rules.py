@@ -512,7 +512,7 @@ def test_what_samples_read_is_noted_and_the_store_left_as_it_was():
     assert found == {0, 1, 2, 3}
     assert not {"read", "take"} & vars(store.arrays["image"]).keys()
     whole = toy.Toy(toy.small()).samples(store, [1, 4], "train")
-    assert records_read(whole, store) == {1, 4}
+    assert records_read(whole, store).tolist() == [1, 4]
     assert leaked_records({"train": whole, "validation": whole}, {"train": [1], "validation": [4, 5]}, store) == {
         "train": ["r4"],
         "validation": ["r1"],

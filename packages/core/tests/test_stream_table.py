@@ -9,15 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runner_core import Record, Url
-from runner_core.data.stream import table
-from runner_core.data.stream.table import Digests, RecordTable, Same, compact, keys_of
+from runner_core.base.workers import Packed, Workers
+from runner_core.contract.records import at_url
+from runner_core.data import table
+from runner_core.data.cache.identity import digest_json
+from runner_core.data.columns import Chosen, Digests, Numbers, Same, Shapes, kept
+from runner_core.data.stream import cache
+from runner_core.data.table import RecordTable, compact, keys_of, open_table
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
+from stream_toy import Mapped, open_fields, write_fields
 from stream_toy import fields as fields_of
-from stream_toy import open_fields, write_fields
 
 text = st.text(max_size=12)
 places = st.one_of(
@@ -78,7 +83,7 @@ def test_a_class_of_its_own_and_a_tenth_of_the_memory():
     assert found[19_999] == many[19_999]
     assert isinstance(found[0].channels, tuple)
     assert keys_of(found)[77] == many[77].key
-    assert found._bytes.nbytes + found.keys._bytes.nbytes < 80 * len(many)
+    assert found.nbytes + found.keys.nbytes < 80 * len(many)
 
 
 def test_few_records_and_those_that_json_does_not_hold_stay_objects(monkeypatch):
@@ -92,8 +97,8 @@ def test_few_records_and_those_that_json_does_not_hold_stay_objects(monkeypatch)
     mixed = [*few, Record("a", "g", {})]
     late = [Record(f"{n}", "g", {}, values={"t": (1, 2) if n == 70 else 1}) for n in range(100)]
     keys = [Record(f"{n}", "g", {}, values={"t": {1: 2} if n == 70 else 1}) for n in range(100)]
-    for kept in (sets, lists, nested, mixed, late, keys):
-        assert compact(kept) is kept
+    for some in (sets, lists, nested, mixed, late, keys):
+        assert compact(some) is some
     assert compact(found := compact(few)) is found
 
 
@@ -101,6 +106,9 @@ def test_small_columns():
     names = [f"{n:032x}" for n in range(300)]
     assert list(Digests(names)) == names
     assert Digests(names)[2:4] == names[2:4]
+    assert "".join(Digests(names * 40).joined()) == "".join(names * 40)
+    assert Digests(names * 2).count_among({names[3], names[7], "f" * 32}) == 4
+    assert Digests(names).count_among(set()) == Digests([]).count_among({names[3]}) == 0
     assert list(Same((1, 2), 3)) == [(1, 2)] * 3
     assert Same((1, 2), 3)[-1] == (1, 2)
     with pytest.raises(IndexError):
@@ -125,3 +133,80 @@ def test_a_store_whose_records_are_rows_gives_what_one_of_objects_gives(tmp_path
         assert usable.tolist() == [4, 1]
     for store in (plain, rows, again):
         store.close()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(records, min_size=1, max_size=200))
+def test_records_that_are_mapped_are_the_same(tmp_path, given_records):
+    found = RecordTable(given_records)
+    found.save(tmp_path)
+    mapped = open_table(tmp_path, found.kind)
+    assert list(mapped) == given_records
+    assert mapped[-1:] == given_records[-1:]
+    assert list(mapped.keys) == list(found.keys)
+    assert mapped.files == sum(len(record.files) for record in given_records)
+    assert (mapped.remote > 0) == any(map(at_url, given_records))
+    mapped.objects = given_records
+    assert mapped[0] is given_records[0]
+    assert pickle.loads(pickle.dumps(mapped)).objects is None
+
+
+def test_only_classes_of_records_are_looked_up(tmp_path):
+    RecordTable(fields(3)).save(tmp_path)
+    for kind in ("os:system", "pathlib:Path", "runner_core:nothing", "runner_core:"):
+        with pytest.raises(ValueError, match="no class of records"):
+            open_table(tmp_path, kind)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.lists(st.integers(0, 2**40), max_size=4).map(tuple), max_size=50),
+    st.lists(st.integers(-(2**63), 2**63 - 1)),
+)
+def test_columns_that_are_mapped_are_the_same(tmp_path, shapes, numbers):
+    for column, values in ((Shapes(shapes), shapes), (Numbers(numbers), numbers)):
+        column.save(tmp_path, "column")
+        mapped = type(column).map(tmp_path, "column")
+        assert list(mapped) == list(column) == values
+        assert [mapped[n] for n in range(-len(values), len(values))] == values * 2
+    assert np.asarray(Numbers(numbers), np.int64).tolist() == numbers
+    assert Numbers(numbers) == numbers
+    assert list(Chosen("abc", Numbers([2, 0]))) == ["c", "a"]
+
+
+@given(records)
+def test_names_in_the_lru_are_digests_of_the_same_json(record):
+    assert cache._name("settings", record) == digest_json(["settings", record.key, record.group, cache._marks(record)])
+
+
+def test_a_column_is_made_once_where_it_can_be_kept(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return Digests([f"{n:032x}" for n in range(9)])
+
+    found = [list(kept(folder, "names", Digests, make)) for folder in (tmp_path, tmp_path, None, tmp_path / "gone")]
+    assert found == [list(make())] * 4
+    assert len(made) == 4
+
+
+def test_workers_map_the_files_of_columns(tmp_path):
+    many = [Record(f.key, f.group, f.files) for f in fields(40_000)]
+    table = RecordTable(many)
+    table.save(tmp_path)
+    found = open_table(tmp_path, table.kind)
+    numbers = found.packed[5:500_000]
+    packed, workers = Packed((found, numbers)), Workers(Mapped((found, numbers)), 2, "look")
+    pickled = packed.__reduce__()[1]
+    assert len(pickled[0]) < 20_000
+    assert sum(pickled[2]) == 0
+    try:
+        for _ in range(2):
+            workers.submit(19_999)
+        for record, files, total in (workers.receive()[1] for _ in range(2)):
+            assert record == many[19_999]
+            assert files == [str(tmp_path / f"records{part}.npy") for part in ("-keys.packed", ".packed")]
+            assert total == int(numbers.sum())
+    finally:
+        workers.close()

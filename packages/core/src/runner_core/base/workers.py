@@ -24,6 +24,8 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from runner_core.base.errors import ENDING, BadInput, RunnerError
 
 Work = Callable[[Any], Any]
@@ -202,7 +204,7 @@ class Packed:
     """An object whose large arrays are sent to processes being spawned as memory that all of them share.
 
     Ten million sample numbers then take 80 MB once, not in each worker, and no time to send. What a process writes into
-    such an array it sees alone (copy on write).
+    such an array it sees alone (copy on write). An array that is a read-only map of a file is mapped there too.
     """
 
     def __init__(self, value: Any) -> None:
@@ -220,7 +222,7 @@ class Packed:
             return small
 
         file = io.BytesIO()
-        pickler = pickle.Pickler(file, protocol=5, buffer_callback=apart)
+        pickler = _ByPath(file, protocol=5, buffer_callback=apart)
         pickler.dispatch_table = reduction.ForkingPickler(file).dispatch_table
         pickler.dump(self._value)
         places = [0]
@@ -232,6 +234,34 @@ class Packed:
                 self._arrays.memory[begin : begin + buffer.raw().nbytes] = buffer.raw()
         sizes = [buffer.raw().nbytes for buffer in buffers]
         return _unpacked, (file.getvalue(), places[:-1], sizes, self._arrays)
+
+
+class _ByPath(pickle.Pickler):
+    """A pickler that sends large maps of files as the files' paths."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.nbytes >= _LARGE and (place := _place_in_file(value)) is not None:
+            return _mapped, (*place, value.dtype, value.shape)
+        return NotImplemented
+
+
+def _place_in_file(array: np.ndarray[Any, Any]) -> tuple[str, int] | None:
+    """Return the file of which an array is a read-only map, and its first byte there; None for all other arrays."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and not isinstance(owner, np.memmap):
+        owner = owner.base
+    if not isinstance(owner, np.memmap) or owner.mode != "r" or not array.flags.c_contiguous:
+        return None
+    whole: Any = owner._mmap  # type: ignore[attr-defined]
+    file = owner.filename
+    if file is None or not os.path.isfile(file):
+        return None
+    begins = owner.offset - owner.offset % _PAGE  # where the map begins in the file
+    return str(file), begins + array.ctypes.data - np.frombuffer(whole, np.uint8).ctypes.data
+
+
+def _mapped(file: str, begin: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    return np.asarray(np.memmap(file, dtype, "r", begin, shape))
 
 
 def _unpacked(pickled: bytes, places: Sequence[int], sizes: Sequence[int], arrays: SharedMemory) -> Any:

@@ -37,6 +37,7 @@ from runner_core.contract.setup import Data
 from runner_core.contract.team import Team
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
+from runner_core.data.columns import Chosen
 from runner_core.data.duplicates import known_digests
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.data.stream.bad import FILE as BAD_FILE
@@ -58,6 +59,8 @@ from runner_core.training.evaluation import (
     write_scores,
 )
 from runner_core.training.kernels import Verdict, prove
+from runner_core.training.manifest import FOLDER as MANIFEST
+from runner_core.training.manifest import manifest_place, read_manifest, release, removed_at_the_end
 from runner_core.training.scoring import Scorer
 from runner_core.training.seen import CONTENTS_FILE, SPLIT_FILE, START_FILE, History, Seen, save_contents, save_split
 from runner_core.training.signals import outlive_terminal
@@ -98,7 +101,8 @@ def _lead(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
             if fresh and started.setup.start is not None:  # before config.yaml, which makes it a run
                 save_start(folder.path, started.setup.start, started.before)
             save(folder.config_file, started.setup.config, started.head)
-            with noticing(started.setup.team):
+            alone = started.setup.team.count == 1
+            with noticing(started.setup.team), removed_at_the_end(folder.path / MANIFEST, alone):
                 return _train(started, folder, Display(folder.log), not fresh, phases)
         except (Stopped, Unhealthy):  # already saved and reported
             raise
@@ -117,8 +121,8 @@ def _assist(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
     setup, silent = started.setup, Display(silent=True)
     try:
         with noticing(setup.team):
-            setup.team.share(None)  # the first prepares the data
-            data = open_data(setup, silent.say, None if fresh else folder.path, started.before)
+            known = read_manifest(setup.team.share(None))  # the first prepares the data
+            data = open_data(setup, silent.say, None if fresh else folder.path, started.before, known=known)
             verdict = prove(setup, data, silent.say)
             sinks = Sinks([], silent.say)
             run_training(setup, data, folder, sinks, silent, not fresh, verdict, leaves=False)
@@ -233,10 +237,7 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     if not resume:  # a resumed run may still be refused, and then it was not started
         live.started()
     phases.now = Phase.DATA
-    data = open_data(setup, display.say, folder.path if resume else None, started.before)
-    setup.team.share(None)  # the other processes may open the data now
-    save_split(folder.path, data.records, data.splits)
-    save_contents(folder.path, Identities(cache_root(setup.config.cache.dir)), data.records, data.splits["train"])
+    data = _open(started, folder, display, resume)
     unwritten, summary = Unwritten(display), dict[str, Any]()
     phases.now = Phase.TRAINING
     try:
@@ -271,6 +272,17 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
     if unwritten.paths:
         raise OutOfSpace(_with_advice(unwritten.reason(), setup.name, folder, trained=True))
     return 0
+
+
+def _open(started: Started[Any], folder: RunFolder, display: Display, resume: bool) -> Data:
+    """Open the data for all processes, and record in the run folder what they are."""
+    setup, manifest = started.setup, folder.path / MANIFEST
+    data = open_data(setup, display.say, folder.path if resume else None, started.before, manifest=manifest)
+    setup.team.share(manifest_place(data))  # the other processes may open the data now
+    save_split(folder.path, data.records, data.splits)
+    save_contents(folder.path, Identities(cache_root(setup.config.cache.dir)), data.records, data.splits["train"])
+    release(data.records)
+    return data
 
 
 def _proved(started: Started[Any], folder: RunFolder, data: Data, display: Display) -> Verdict:
@@ -328,13 +340,13 @@ def _draw_watched(project: Project, folder: RunFolder, sinks: Sinks, unwritten: 
             sinks.figure(path.stem, found[-1][0], path)
 
 
-def _to_score(project: Project, data: Data) -> list[Record]:
+def _to_score(project: Project, data: Data) -> Sequence[Record]:
     """Return the records that the project chooses (default: validation), if it can predict and score whole records."""
     judging = project.judging()
     if not predicts(project) or not (overrides(project, "score") or judging.judge is not None):
         return []
-    splits = {split: [data.records[n] for n in data.used(split)] for split in data.splits}
-    return list(judging.to_score(splits))
+    splits = {split: Chosen(data.records, data.used(split)) for split in data.splits}
+    return judging.to_score(splits)
 
 
 def _score(
@@ -449,7 +461,7 @@ def _discard(folder: RunFolder) -> None:
         *(folder.path / name for name in (SPLIT_FILE, CONTENTS_FILE, START_FILE, BLOCK_FILE, BAD_FILE)),
     ):
         path.unlink(missing_ok=True)
-    for path in (folder.checkpoints, folder.figures):
+    for path in (folder.checkpoints, folder.figures, folder.path / MANIFEST):
         shutil.rmtree(path, ignore_errors=True)
     (folder.path / ".lock").unlink(missing_ok=True)
     with suppress(OSError):

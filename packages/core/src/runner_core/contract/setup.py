@@ -115,7 +115,7 @@ class Data:
     """
 
     records: Sequence[AnyRecord]
-    splits: dict[str, list[int]]
+    splits: Mapping[str, Sequence[int]]
     store: Store
     statistics: Statistics = field(default_factory=dict)
     samples: dict[str, Samples] = field(default_factory=dict)
@@ -124,10 +124,13 @@ class Data:
     """Size of the records' cache; None if it was not planned."""
     sketched: bool = False
     """True if one record in `store` stands for all (`training.memory.sketch`)."""
-    validated: list[int] | None = None
+    validated: Sequence[int] | None = None
     """The validation records that validations and the final scoring use (`validate.records`); None means all."""
 
-    def used(self, split: str) -> list[int]:
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """Number of groups of each split, where they were counted."""
+
+    def used(self, split: str) -> Sequence[int]:
         """Return the record numbers of a split that training, validation and final scoring use."""
         if split == "validation" and self.validated is not None:
             return self.validated
@@ -138,7 +141,7 @@ class Data:
         return {
             split: {
                 "records": len(numbers),
-                "groups": len({self.records[n].group for n in numbers}),
+                "groups": self.groups.get(split) or len({self.records[n].group for n in numbers}),
                 "share": len(numbers) / len(self.records),
                 "used": len(self.used(split)),
             }

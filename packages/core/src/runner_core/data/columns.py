@@ -154,9 +154,9 @@ class Digests(Column[str]):
     def count_among(self, texts: Collection[str]) -> int:
         """Return how many of them are among the texts, which have the same form."""
         wanted = Digests(texts).digests
-        first = [np.ascontiguousarray(digests[:, :8]).view(np.uint64).ravel() for digests in (self.digests, wanted)]
+        own, others = (np.ascontiguousarray(digests[:, :8]).view(np.uint64) for digests in (self.digests, wanted))
         known = set(texts)
-        return sum(self.at(place) in known for place in np.flatnonzero(np.isin(*first)).tolist())
+        return sum(self.at(place) in known for place in np.flatnonzero(np.isin(own.ravel(), others.ravel())).tolist())
 
     def at(self, number: int) -> str:
         return self.digests[number].tobytes().hex()

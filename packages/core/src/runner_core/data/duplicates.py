@@ -36,6 +36,8 @@ _READERS = 16
 def known_digests(index: Identities, records: Sequence[AnyRecord]) -> list[str | None]:
     """Return digests of main files that were read when the cache was built, and None for the others."""
     places = [_path(record) if record.files else None for record in records]
+    if all(isinstance(at, Url) for at in places):
+        return [_etag(at) for at in places if isinstance(at, Url)]
     here = iter(index.lookup([_main(r) for r, at in zip(records, places, strict=True) if not isinstance(at, Url)]))
     return [_etag(at) if isinstance(at, Url) else (known := next(here)) and known.identity for at in places]
 
@@ -62,6 +64,8 @@ def suspected_digests(index: Identities, records: Sequence[AnyRecord]) -> list[s
     have files that cannot be read.
     """
     places = [_path(record) if record.files else None for record in records]
+    if all(isinstance(at, Url) for at in places):
+        return [_etag(at) for at in places if isinstance(at, Url)]
     files = sorted({Path(_absolute(at)) for at in places if isinstance(at, Path)})
     alike: defaultdict[str | None, list[str]] = defaultdict(list)
     with ThreadPoolExecutor(_READERS) as threads:  # a network disk answers slowly, but many requests at once
@@ -113,13 +117,17 @@ def find_duplicates(
 
     `splits` maps split names to record numbers. Records made from the same file are not duplicates.
     """
-    same: defaultdict[str, list[int]] = defaultdict(list)
+    first: dict[str, int] = {}
+    same: defaultdict[int, list[int]] = defaultdict(list)
     for number, digest in enumerate(digests):
-        if digest is not None:
-            same[digest].append(number)
+        if digest is not None and (earlier := first.setdefault(digest, number)) != number:
+            same[earlier].append(number)
+    if not same:
+        return []
     names = {number: side for side, numbers in splits.items() for number in numbers}
     found = []
-    for numbers in same.values():
+    for earlier in sorted(same):
+        numbers = [earlier, *same[earlier]]
         if len({_absolute(_path(records[n])) for n in numbers}) > 1:
             found.append(_judge([records[n] for n in numbers], {names[n] for n in numbers if n in names}))
     return found

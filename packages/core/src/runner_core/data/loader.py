@@ -223,17 +223,25 @@ class Loader:
 
     def _tasks(self, epoch: int, first_step: int) -> Iterator[tuple[int, int, Array]]:
         """Yield (epoch, position in the epoch's sequence, sample numbers) of each batch of this rank."""
-        sequence = self._sequences.of(epoch)
+        own = self._sequences.of(epoch)
         for step in range(first_step, self.steps_per_epoch):
             start = step * self._global_batch + self._rank * self._batch_size
             stop = min(start + self._batch_size, self._count)
             if stop > start:
-                yield epoch, start, sequence[start:stop]
+                yield epoch, start, own[step * self._batch_size : step * self._batch_size + stop - start]
 
     def _sequence(self, epoch: int) -> Array:
+        """Return this rank's share of the epoch's sequence: its parts of all batches, one after the other."""
         if self._streamed is not None:
-            return self._streamed.sequence(self.seed, epoch, self._count, self.shuffle)
-        return order(self.seed, epoch, len(self.samples), self._count, self.shuffle)
+            found = self._streamed.sequence(self.seed, epoch, self._count, self.shuffle)
+        else:
+            found = order(self.seed, epoch, len(self.samples), self._count, self.shuffle)
+        if self._batch_size == self._global_batch:
+            return found
+        whole, begin = self._count // self._global_batch, self._rank * self._batch_size
+        last = found[whole * self._global_batch :][begin : begin + self._batch_size]
+        steps = found[: whole * self._global_batch].reshape(whole, self._global_batch)
+        return np.concatenate([steps[:, begin : begin + self._batch_size].ravel(), last])
 
     def _is_last_empty(self) -> bool:
         """Return True if this rank has no part of an epoch's last batch."""

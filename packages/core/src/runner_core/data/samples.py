@@ -74,14 +74,17 @@ class RecordSamples:
         return found
 
     @cached_property
-    def _group_of_sample(self) -> Array:
+    def _group_of_sample(self) -> Array | range:
         """Return each sample's record, numbered without gaps."""
+        if self._all_records is self.record_of_sample:
+            return range(len(self))
         return np.unique(self.record_of_sample, return_inverse=True)[1]
 
     @cached_property
     def _all_records(self) -> Array:
-        """Return each record that has samples, once."""
-        return np.unique(self.record_of_sample)
+        """Return each record that has samples, once; if each has one, that may be `record_of_sample` itself."""
+        records = self.record_of_sample
+        return records if (records[1:] > records[:-1]).all() else np.unique(records)
 
 
 _WORDS = 4

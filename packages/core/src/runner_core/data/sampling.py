@@ -7,6 +7,8 @@ and index, so a sample drawn in any process, in any order, after any resume, is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from runner_core.contract import Array
@@ -31,7 +33,7 @@ def order(seed: int, epoch: int, length: int, count: int, shuffle: bool) -> Arra
         _generator(seed, _ORDER, epoch, number).permutation(length) if shuffle else np.arange(length)
         for number in range(passes)
     ]
-    return np.concatenate([np.empty(0, np.int64), *drawn]).astype(np.int64, copy=False)[:count]
+    return _joined(drawn, count)
 
 
 def near_order(seed: int, epoch: int, groups: Array, count: int, block: int) -> Array:
@@ -49,17 +51,30 @@ def near_order(seed: int, epoch: int, groups: Array, count: int, block: int) -> 
     return near_order_of(seed, epoch, np.unique(groups, return_inverse=True)[1], count, block)
 
 
-def near_order_of(seed: int, epoch: int, group: Array, count: int, block: int) -> Array:
-    """Return `near_order` of groups that are numbered from 0 without gaps, which takes long to do."""
-    groups, number_of_groups = group, int(group.max(initial=-1)) + 1
+def near_order_of(seed: int, epoch: int, group: Array | range, count: int, block: int) -> Array:
+    """Return `near_order` of groups that are numbered from 0 without gaps, which takes long to do.
+
+    A range says that each sample is a group of its own.
+    """
+    number_of_groups = len(group) if isinstance(group, range) else int(group.max(initial=-1)) + 1
     if number_of_groups <= block:
-        return order(seed, epoch, len(groups), count, shuffle=True)
+        return order(seed, epoch, len(group), count, shuffle=True)
     drawn = []
-    for number in range(-(-count // len(groups))):
+    for number in range(-(-count // len(group))):
         rng = _generator(seed, _ORDER, epoch, number)
-        place = rng.permutation(number_of_groups)[group] + block * rng.random(len(groups))
+        first = rng.permutation(number_of_groups)
+        place = rng.random(len(group))  # many samples are many bytes: this array becomes the sum
+        place *= block
+        place += first if isinstance(group, range) else first[group]
+        del first
         drawn.append(np.argsort(place, kind="stable"))
-    return np.concatenate([np.empty(0, np.int64), *drawn]).astype(np.int64, copy=False)[:count]
+    return _joined(drawn, count)
+
+
+def _joined(drawn: Sequence[Array], count: int) -> Array:
+    """Return the first `count` of the numbers (int64), without a copy of a single array."""
+    whole = drawn[0] if len(drawn) == 1 else np.concatenate([np.empty(0, np.int64), *drawn])
+    return whole.astype(np.int64, copy=False)[:count]
 
 
 def sample_rng(seed: int, epoch: int, index: int, stream: int = 0) -> np.random.Generator:

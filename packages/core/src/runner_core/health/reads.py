@@ -49,20 +49,26 @@ def leaked_records(
     found: dict[str, Json] = {}
     for split, other in (("train", "validation"), ("validation", "train")):
         if split in samples and splits.get(other):
-            foreign = records_read(samples[split], store) & ({*splits[other]} - {*splits[split]})
-            found[split] = [store.keys[record] for record in sorted(foreign)]
+            foreign = np.zeros(len(store.keys), np.bool_)
+            foreign[np.asarray(splits[other], np.int64)] = True
+            foreign[np.asarray(splits[split], np.int64)] = False
+            read = records_read(samples[split], store)
+            found[split] = [store.keys[record] for record in read[foreign[read]].tolist()]
     return found
 
 
-def records_read(samples: Samples, store: Store) -> set[int]:
-    """Return the numbers of the records that samples name as their own, or read when some of them are filled.
+def records_read(samples: Samples, store: Store) -> Array:
+    """Return the numbers (int64, ascending) of the records that samples name as their own, or read in a few trials.
 
     For streamed records only the named ones: nothing is fetched for this.
     """
     named = getattr(samples, "record_of_sample", None)
-    found = set() if named is None else {*np.unique(np.asarray(named, np.int64)).tolist()}
+    known = np.asarray(() if named is None else named, np.int64)
+    if not (known[1:] > known[:-1]).all():
+        known = np.unique(known)
     if is_streamed(store):
-        return found
+        return known
+    found: set[int] = set()
     tried = {*np.linspace(0, len(samples) - 1, TRIED).astype(int).tolist()} if len(samples) else set()
     out = {name: np.empty((1, *spec.shape), spec.dtype) for name, spec in samples.spec.items()}
     with noting(store, found):
@@ -71,7 +77,7 @@ def records_read(samples: Samples, store: Store) -> set[int]:
             copy(samples).fill(one, one, 0, 0, out)
             if "record" in out:
                 found.add(int(out["record"][0]))
-    return found
+    return np.union1d(known, sorted(found))
 
 
 @contextmanager

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput, DataErrors, OutOfSpace
@@ -21,7 +23,7 @@ from runner_core.base.progress import progress
 from runner_core.base.text import about, counted
 from runner_core.config import DataConfig
 from runner_core.config.values import flat
-from runner_core.contract import LEFT_OUT, CachePlan, Device, Finding
+from runner_core.contract import LEFT_OUT, CachePlan, Device, Finding, Store
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, at_url
 from runner_core.contract.run import collect_left_out
@@ -30,11 +32,13 @@ from runner_core.data.cache import is_streaming
 from runner_core.data.cache.build import run_all
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
+from runner_core.data.columns import Chosen, Numbers
 from runner_core.data.duplicates import find_duplicates, known_digests, read_digests, suspected_digests
 from runner_core.data.phantoms import phantom_folder
 from runner_core.data.pipeline import RecordPipeline, local
 from runner_core.data.splits import split, spread
 from runner_core.plugins.settings import PHANTOM
+from runner_core.training.manifest import Manifest
 from runner_core.training.seen import History, Seen, kept_split
 
 _MOST_RECORDS = 500
@@ -188,15 +192,44 @@ def kept_phantom(setup: Setup, folder: Location) -> Iterator[None]:
         raise
 
 
-def open_data(setup: Setup, say: Say, run: Path | None = None, before: History | None = None) -> Data:
+def open_data(
+    setup: Setup,
+    say: Say,
+    run: Path | None = None,
+    before: History | None = None,
+    *,
+    manifest: Path | None = None,
+    known: Manifest | None = None,
+) -> Data:
     """Return the records, their split, their cache and the statistics of the training records.
 
     The cache is announced first, then built as far as it is missing. `run` is the folder of a resumed run, which keeps
     its own split. `before` is what the weights that training starts from were trained on; such records do not validate.
+    Many records are written into the folder `manifest` and mapped from there; call `release` when all of them were
+    needed for the last time. `known` is what another process found: then nothing is listed or checked.
     """
     folder = data_folder(setup, say)
-    with collect_left_out() as left_out:
-        records = read_records(setup, folder, say)
+    left_out: list[Finding] = []
+    found = known
+    if found is None:
+        with collect_left_out() as left_out:
+            records = read_records(setup, folder, say)
+        found = _divided(setup, say, records, run, before)
+        if manifest is not None:
+            found = found.mapped(manifest)
+    plan, store = _stored(setup, say, found.records, folder)
+    if known is None:
+        _warn_of_faults(setup, say, found, plan, left_out)
+    with kept_phantom(setup, folder):
+        statistics = setup.project.fit(store, found.splits["train"])
+    records = getattr(store, "records", found.records)  # a streamed store has them in less memory
+    return Data(records, found.splits, store, statistics, validated=found.validated, plan=plan, groups=found.groups)
+
+
+def _divided(
+    setup: Setup, say: Say, records: Sequence[AnyRecord], run: Path | None, before: History | None
+) -> Manifest:
+    """Return the records and their split, and say what it is."""
     config = setup.config
     kept = None if run is None else kept_split(run, records)
     seen = None if before is None or kept is not None else records_seen(setup, before, records, say)
@@ -204,27 +237,34 @@ def open_data(setup: Setup, say: Say, run: Path | None = None, before: History |
     validated = spread(records, splits["validation"], config.validate.records, config.train.seed)
     for line in describe_split(setup.project, records, splits, len(validated)):
         say(line)
+    groups = {name: len({records[n].group for n in numbers}) for name, numbers in splits.items()}
+    return Manifest(records, splits, validated, groups)
+
+
+def _stored(setup: Setup, say: Say, records: Sequence[AnyRecord], folder: Location) -> tuple[CachePlan, Store]:
+    """Announce, build and open the cache of the records."""
     cache = setup.cache(records)
     plan = cache.plan(RecordPipeline.of(setup), records)
     if plan.device_bytes:
         refuse_what_no_device_holds(plan, setup.device)
     say(describe_plan(plan))
     try:
-        store = cache.open(RecordPipeline.of(setup), records, say)
+        return plan, cache.open(RecordPipeline.of(setup), records, say)
     except DataErrors:  # other errors concern the cache, not the data
         with kept_phantom(setup, folder):
             raise
-    for line in refuse_duplicates(setup, records, splits):
+
+
+def _warn_of_faults(setup: Setup, say: Say, found: Manifest, plan: CachePlan, left_out: Sequence[Finding]) -> None:
+    """Refuse or report duplicates, and warn of what looks wrong."""
+    for line in refuse_duplicates(setup, found.records, found.splits):
         say(line)
-    used = [records[n] for side in ("train", "validation") for n in splits[side]]
+    numbers = np.concatenate([np.asarray(found.splits[side], np.int64) for side in ("train", "validation")])
+    used = Chosen(found.records, Numbers(numbers))
     if plan.mode == "stream":  # it is unknown if they are new, and none is fetched for a check
         warn(setup, used, left_out, say, each=False)
     elif plan.ready < plan.records and plan.mode != "off":  # new records only: a warning at every start would annoy
         warn(setup, used, left_out, say)
-    with kept_phantom(setup, folder):
-        statistics = setup.project.fit(store, splits["train"])
-    records = getattr(store, "records", records)  # a streamed store has them in less memory
-    return Data(records, splits, store, statistics, validated=validated, plan=plan)
 
 
 def records_seen(setup: Setup, before: History, records: Sequence[AnyRecord], say: Say) -> Seen:
@@ -245,7 +285,7 @@ def records_seen(setup: Setup, before: History, records: Sequence[AnyRecord], sa
     return found
 
 
-def refuse_duplicates(setup: Setup, records: Sequence[AnyRecord], splits: dict[str, list[int]]) -> list[str]:
+def refuse_duplicates(setup: Setup, records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]]) -> list[str]:
     """Return warnings about duplicate scans; raise BadInput if duplicates are in different splits.
 
     This uses digests of files that the cache has already read. Streamed files have not been read yet, so only those
@@ -271,7 +311,7 @@ def refuse_what_no_device_holds(plan: CachePlan, device: Device) -> None:
 
 
 def describe_split(
-    project: Project, records: Sequence[AnyRecord], splits: dict[str, list[int]], validated: int
+    project: Project, records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]], validated: int
 ) -> list[str]:
     """Return one line for each split: its number of records and its groups.
 
@@ -291,7 +331,7 @@ def describe_split(
             "`evaluate` takes all"
         )
     if not splits.get("validation"):
-        by_split = {name: [records[n] for n in numbers] for name, numbers in splits.items()}
+        by_split = {name: Chosen(records, numbers) for name, numbers in splits.items()}
         scored, seen = project.judging().to_score(by_split), {record.key for record in by_split["train"]}
         trained = sum(record.key in seen for record in scored)
         which = f"{trained:,} of the {counted(len(scored), 'record')} scored at the end are training records"

@@ -23,6 +23,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.run import DividedFormat
 from runner_core.contract.setup import Data
 from runner_core.contract.team import ALONE
+from runner_core.data.columns import Chosen
 from runner_core.engines.energy import EnergyMeter
 from runner_core.engines.schedule import independent_of_length
 from runner_core.output.sinks import Sinks
@@ -121,9 +122,12 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
         )
 
 
-def _digest(data: Data, numbers: list[int]) -> str:
-    names = "\n".join(data.store.keys[n] for n in numbers)
-    return xxhash.xxh3_64_hexdigest(names.encode(errors="backslashreplace"))
+def _digest(data: Data, numbers: Sequence[int]) -> str:
+    digest, between = xxhash.xxh3_64(), ""
+    for key in Chosen(data.store.keys, numbers):
+        digest.update(f"{between}{key}".encode(errors="backslashreplace"))
+        between = "\n"
+    return digest.hexdigest()
 
 
 def _shown(settings: Mapping[str, Json], name: str) -> str:

@@ -5,7 +5,8 @@ In other data names say little: "sub-01" is another person there, and a copy und
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ import yaml
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import read_json
+from runner_core.base.secrets import without_secrets
 from runner_core.base.text import counted
-from runner_core.base.writing import replace_json, replace_text
+from runner_core.base.writing import replace_json, replace_text, whole_file
 from runner_core.contract.records import AnyRecord
 from runner_core.data.cache.identity import Identities
+from runner_core.data.columns import Chosen
 from runner_core.data.duplicates import known_digests
 from runner_core.data.splits import SPLITS, read_lists
+from runner_core.data.table import LEAST
 
 SPLIT_FILE = "split.yaml"
 
@@ -34,12 +38,25 @@ def save_split(run: Path, records: Sequence[AnyRecord], splits: Mapping[str, Seq
         return
     names = {}
     for name, numbers in splits.items():
-        chosen = [records[n] for n in numbers]
-        names[name] = sorted({r.group for r in chosen} | {r.key for r in chosen})
+        chosen = Chosen(records, numbers)
+        names[name] = sorted({name for r in chosen for name in (r.group, r.key)})
     try:
-        replace_text(path, "# groups and records of each split, when training began\n" + yaml.safe_dump(names))
+        with whole_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            file.write("# groups and records of each split, when training began\n")
+            file.writelines(_yaml_lists(names))
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _yaml_lists(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """Yield YAML text with a list of names for each key; PyYAML itself takes 20 µs a name."""
+    if sum(map(len, names.values())) < LEAST:
+        yield yaml.safe_dump(names)
+        return
+    for name, own in sorted(names.items()):
+        yield f"{name}:{'' if own else ' []'}\n"
+        for text in own:
+            yield f"- {json.encoder.encode_basestring(text)}\n" if text.isprintable() else yaml.safe_dump([text])
 
 
 def read_split(run: Path) -> SavedSplit | None:
@@ -83,10 +100,13 @@ def save_contents(run: Path, index: Identities, records: Sequence[AnyRecord], tr
     path = run / CONTENTS_FILE
     if path.exists():
         return
-    trained = [records[n] for n in training]
+    trained = Chosen(records, training)
     found = {r.key: digest for r, digest in zip(trained, known_digests(index, trained), strict=True) if digest}
     try:
-        replace_json(path, {"train": found})
+        if len(found) < LEAST:
+            replace_json(path, {"train": found})
+        else:
+            replace_text(path, without_secrets(json.dumps({"train": found})) + "\n")
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
 

@@ -118,6 +118,8 @@ def _remove(own: Path) -> None:
 
 
 FILE = "objects.sqlite"
+_QUERY = 900
+"""URLs in one query; old releases of SQLite allow 999 values."""
 
 
 def marked(
@@ -151,11 +153,15 @@ def _changed(file: Path, urls: Sequence[Url]) -> list[Url]:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with closing(sqlite3.connect(file, timeout=30)) as database, database:
-            database.execute("CREATE TABLE IF NOT EXISTS objects (url TEXT PRIMARY KEY, etag TEXT)")
-            known = (database.execute("SELECT etag FROM objects WHERE url = ?", (u.text,)).fetchone() for u in urls)
-            before = list(known)
-            fresh = ((u.text, u.etag) for u, row in zip(urls, before, strict=True) if row != (u.etag,))
+            database.execute("CREATE TABLE IF NOT EXISTS objects (url TEXT PRIMARY KEY, etag TEXT) WITHOUT ROWID")
+            before: dict[str, str] = {}
+            there = database.execute("SELECT 1 FROM objects LIMIT 1").fetchone()
+            for first in range(0, len(urls) if there else 0, _QUERY):
+                some = [url.text for url in urls[first : first + _QUERY]]
+                wanted = ",".join("?" * len(some))
+                before.update(database.execute(f"SELECT url, etag FROM objects WHERE url IN ({wanted})", some))
+            fresh = sorted((url.text, url.etag) for url in urls if before.get(url.text) != url.etag)
             database.executemany("INSERT OR REPLACE INTO objects VALUES (?, ?)", fresh)
     except (OSError, sqlite3.Error):
         return []
-    return [url for url, row in zip(urls, before, strict=True) if row is not None and row[0] != url.etag]
+    return [url for url in urls if before.get(url.text, url.etag) != url.etag]

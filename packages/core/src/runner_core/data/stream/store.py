@@ -22,11 +22,12 @@ from runner_core.data.cache.build import as_json
 from runner_core.data.cache.identity import source_bytes
 from runner_core.data.cache.storage import Region
 from runner_core.data.cache.verification import differing, stale
+from runner_core.data.columns import Digests, Same
 from runner_core.data.stream.bad import FILE, BadRecord, BadSamples, stand_ins
 from runner_core.data.stream.client import remote_client
 from runner_core.data.stream.fetch import Fetcher, Meter, claimed
 from runner_core.data.stream.lru import Entry, Layout, Lru
-from runner_core.data.stream.table import Digests, Same, compact, keys_of
+from runner_core.data.table import any_at_url, compact, files_of, keys_of
 
 if TYPE_CHECKING:
     from runner_core.config import RemoteConfig
@@ -47,10 +48,9 @@ class Source:
 
     def __init__(self, pipeline: Pipeline, records: Sequence[AnyRecord], names: Sequence[str], lru: Lru) -> None:
         self.pipeline, self.lru = pipeline, lru
-        self.records, self.names = compact(records), Digests(names)
+        self.records, self.names = compact(records), names if isinstance(names, Digests) else Digests(names)
         self.layout: Layout | None = None
-        self.files = sum(len(record.files) for record in records)
-        self.remote = any(map(at_url, records))
+        self.files, self.remote = files_of(self.records), any_at_url(self.records)
         self._pattern = ""
         self._start()
 
@@ -196,8 +196,8 @@ class StreamStore:
         """Records promised by the last `usable`."""
         self._read: tuple[int, Entry] | None = None
         """The last record read outside of it."""
-        self._asked: set[int] = set()
-        """Records that batches requested; then their number of files."""
+        self._asked = bytearray(-(-len(self._source.records) // 8))
+        """One bit for each record: whether a batch requested it; then the number of these records' files."""
         self._files_asked = 0
         self._meter = Meter("hits", "misses", "waited_seconds", "bad")
 
@@ -307,8 +307,9 @@ class StreamStore:
         raise BadInput(f"{bad}; and no record that was tried in its place can be used either")
 
     def _note(self, number: int) -> None:
-        if number not in self._asked:
-            self._asked.add(number)
+        byte, bit = number >> 3, 1 << (number & 7)
+        if not self._asked[byte] & bit:
+            self._asked[byte] |= bit
             self._files_asked += len(self._source.records[number].files)
 
     @cached_property

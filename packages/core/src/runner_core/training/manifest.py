@@ -1,0 +1,114 @@
+"""What opening the data found (records, their split), as files that all processes of a machine map into memory.
+
+The first process lists the data and writes them; the others are told where, and list nothing. The files are plain .npy
+columns: rows of records are compressed there, which columns of Arrow that are mapped cannot be.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner_core.contract.records import AnyRecord
+from runner_core.contract.setup import Data
+from runner_core.contract.values import Json
+from runner_core.data.columns import Numbers
+from runner_core.data.table import RecordTable, compact, open_table
+
+FOLDER = ".manifest"
+"""Its name in the run folder; it is there while the run is trained."""
+_VALIDATED = "validated"
+
+
+@dataclass
+class Manifest:
+    """Records, the numbers of those of each split and of those that validations use, and each split's groups."""
+
+    records: Sequence[AnyRecord]
+    splits: Mapping[str, Sequence[int]]
+    validated: Sequence[int]
+    groups: Mapping[str, int]
+    """Number of groups of each split."""
+
+    def mapped(self, folder: Path) -> Manifest:
+        """Return the same, mapped from files in `folder` if the records are many; else, or on a full disk, this one.
+
+        The records are around as objects too until `release`.
+        """
+        table = compact(self.records)
+        if not isinstance(table, RecordTable):
+            return self
+        try:
+            remove_manifest(folder)
+            folder.mkdir()
+            table.save(folder)
+            for name, numbers in (*self.splits.items(), (_VALIDATED, self.validated)):
+                Numbers(numbers).save(folder, name)
+            found = _read(folder, table.kind, self.groups)
+        except (OSError, ValueError, ImportError):  # it only saves memory
+            remove_manifest(folder)
+            return self
+        assert isinstance(found.records, RecordTable)
+        found.records.objects = self.records
+        return found
+
+
+def manifest_place(data: Data) -> Json:
+    """Return where other processes find the manifest of the data; None if it is in this process's memory."""
+    if not isinstance(data.records, RecordTable) or data.records.folder is None:
+        return None
+    return [str(data.records.folder), data.records.kind, dict(data.groups)]
+
+
+def read_manifest(place: Json) -> Manifest | None:
+    """Return the manifest at a `manifest_place`; None if there is none, or if this machine does not see its files."""
+    if place is None:
+        return None
+    try:
+        return _read(*_checked(place))
+    except (OSError, ValueError, ImportError):
+        return None
+
+
+def release(records: Sequence[AnyRecord]) -> None:
+    """Drop the objects of which a mapped table still knows, and give their memory back."""
+    if isinstance(records, RecordTable) and records.objects is not None:
+        records.objects = None
+        with suppress(AttributeError, OSError):  # glibc keeps freed memory otherwise
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+def remove_manifest(folder: Path) -> None:
+    """Remove the files, or what a killed process left of them; processes that mapped them are not disturbed."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def removed_at_the_end(folder: Path, alone: bool) -> Iterator[None]:
+    """Remove a manifest after the with-block.
+
+    After an error it stays if the process is not `alone`: on a network disk others may read it until they end too. The
+    next start replaces it.
+    """
+    try:
+        yield
+    except BaseException:
+        if alone:
+            remove_manifest(folder)
+        raise
+    remove_manifest(folder)
+
+
+def _checked(place: Any) -> tuple[Path, str, dict[str, int]]:
+    folder, kind, groups = place
+    return Path(str(folder)), str(kind), {str(name): int(count) for name, count in groups.items()}
+
+
+def _read(folder: Path, kind: str, groups: Mapping[str, int]) -> Manifest:
+    splits: dict[str, Sequence[int]] = {name: Numbers.map(folder, name) for name in groups}
+    return Manifest(open_table(folder, kind), splits, Numbers.map(folder, _VALIDATED), groups)

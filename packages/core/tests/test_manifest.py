@@ -1,0 +1,149 @@
+"""One manifest for all processes of a machine: they see what the first one listed, and never half of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runner_core import Record, Url
+from runner_core.contract.setup import Data
+from runner_core.data import columns, table
+from runner_core.data.columns import Numbers
+from runner_core.training.manifest import Manifest, manifest_place, read_manifest, release, remove_manifest
+from runner_core.training.seen import read_split
+
+PROJECT = Path(__file__).parent / "toy" / "project"
+MANY = table.LEAST + 100
+
+
+def found(count: int = MANY, word: str = "") -> Manifest:
+    records = [
+        Record(f"{word}{n}", f"g{n % 7}", {"dna": Url(f"s3://b/{word}{n}.tif", n, f"{n:032x}")}) for n in range(count)
+    ]
+    splits = {"train": list(range(0, count, 2)), "validation": list(range(1, count, 2)), "test": []}
+    return Manifest(records, splits, [1, 3], {"train": 7, "validation": 7, "test": 0})
+
+
+def data(manifest: Manifest) -> Data:
+    return Data(manifest.records, manifest.splits, None, validated=manifest.validated, groups=manifest.groups)
+
+
+def test_another_process_reads_what_the_first_one_found(tmp_path: Path) -> None:
+    first = found()
+    mapped = first.mapped(tmp_path / ".manifest")
+    assert mapped.records[5] is first.records[5]
+    release(mapped.records)
+    assert mapped.records[5] is not first.records[5]
+    place = json.loads(json.dumps(manifest_place(data(mapped))))  # as the team shares it
+    other = read_manifest(place)
+    for manifest in (mapped, other):
+        assert manifest is not None
+        assert list(manifest.records) == first.records
+        assert manifest.splits == first.splits
+        assert isinstance(manifest.splits["train"], Numbers)
+        assert not manifest.splits["test"]
+        assert list(manifest.validated) == [1, 3]
+    assert other is not None
+    assert data(other).described_split() == data(first).described_split()
+    assert data(first).described_split()["train"]["groups"] == len({r.group for r in first.records[::2]})
+    remove_manifest(tmp_path / ".manifest")
+    assert read_manifest(place) is None
+    assert list(mapped.records) == first.records  # who has mapped the files keeps them
+
+
+def test_few_records_and_a_machine_without_room_keep_them_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = found(10)
+    assert few.mapped(tmp_path / "few") is few
+    assert manifest_place(data(few)) is None
+    assert read_manifest(None) is None
+    assert not (tmp_path / "few").exists()
+
+    def full(file: Path, array: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(columns, "save_array", full)
+    many = found()
+    assert many.mapped(tmp_path / "many") is many
+    assert not (tmp_path / "many").exists()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from runner_core.data import columns
+from test_manifest import found
+plain, calls = columns.save_array, []
+def save(file, array):
+    calls.append(file)
+    if len(calls) == {call}:
+        file.write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(file, array)
+columns.save_array = save
+found(word="old").mapped(Path({folder!r}))
+"""
+
+
+@pytest.mark.parametrize("call", [1, 5, 11])
+def test_nothing_of_a_killed_process_is_read(call: int, tmp_path: Path) -> None:
+    folder = tmp_path / ".manifest"
+    code = KILLED.format(tests=str(Path(__file__).parent), call=call, folder=str(folder))
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    assert list(folder.iterdir())
+    place = [str(folder), "runner_core.contract.records:Record", {"train": 7, "validation": 7, "test": 0}]
+    assert read_manifest(place) is None
+    new = found()
+    assert list(new.mapped(folder).records) == new.records
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.torch
+def test_two_processes_list_once_and_train_as_ever(
+    runner: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the table, whose records and numbers are mapped, and without: the same weights, bit for bit."""
+    pytest.importorskip("obstore")
+    pytest.importorskip("moto")
+    from runner_core.data.phantoms import write_phantom
+    from s3server import S3
+
+    monkeypatch.syspath_prepend(str(PROJECT))
+    from toy_project import Toy, ToyConfig
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    mapped = tmp_path / "mapped"
+    mapped.mkdir()
+    (mapped / "sitecustomize.py").write_text("from runner_core.data import table\ntable.LEAST = 1\n", encoding="utf-8")
+    phantom = write_phantom(Toy(ToyConfig()), tmp_path / "phantom")
+    weights, listings = [], []
+    with S3() as server:
+        for file in sorted(phantom.iterdir()):
+            server.put("cells", f"toy/{file.name}", file.read_bytes())
+        words = ["--devices", "2", "--train.device", "cpu", "--train.batch-size", "4", "--train.workers", "1"]
+        words += ["--data", "s3://cells/toy", "--remote.endpoint", server.endpoint, "--train.epochs", "2"]
+        words += ["--train.steps-per-epoch", "4"]
+        for run, installed in (("plain", (PROJECT,)), ("table", (mapped, PROJECT))):
+            server.requests.clear()
+            own = ["--run-dir", run, "--cache.dir", tmp_path / f"cache-{run}"]
+            done = runner("toy", "train", *words, *own, installed=installed)
+            assert done.returncode == 0, done.stdout + done.stderr
+            listings.append(server.count("list-type=2"))
+            files = sorted((tmp_path / run / "checkpoints").glob("step-*/*.safetensors"))
+            weights.append([file.read_bytes() for file in files])
+            assert not (tmp_path / run / ".manifest").exists()
+    assert weights[0]
+    assert weights[0] == weights[1]
+    assert listings == [2 * listings[1], listings[1]]
+    assert read_split(tmp_path / "plain") == read_split(tmp_path / "table")
