@@ -143,9 +143,8 @@ def settings_table() -> str:
                 parts.append(f"## Settings of {package.name} alone\n\n{_settings(sections, own)}")
     for package in EXTENSIONS:
         own = kinds(package / "src" / f"runner_{package.name}" / "__init__.py")
-        parts.append(
-            f"## Settings of the extension {package.name}\n\n{_settings([(package.name, own['Config'])], own)}"
-        )
+        if config := own.get("Config"):
+            parts.append(f"## Settings of the extension {package.name}\n\n{_settings([(package.name, config)], own)}")
     return "\n\n".join(parts)
 
 

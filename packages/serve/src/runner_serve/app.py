@@ -28,7 +28,6 @@ from runner_serve.worker import Gone, Hung, Worker
 _DOUBLE = re.compile(r"(\.[a-z]{1,8})?\.[a-z0-9]{1,8}\Z")
 _JOINED = (".nii.gz", ".csv.gz", ".ome.tif", ".ome.tiff")
 """Endings of two parts."""
-
 _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 """What programs on this machine call it."""
 
