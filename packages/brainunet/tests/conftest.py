@@ -8,7 +8,10 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import runner_core
+import torch
 from runner_brainunet.config import BrainConfig, small
+from runner_brainunet.network import UNet
 from runner_brainunet.project import BrainUNet
 from runner_core import Arrays
 
@@ -17,6 +20,21 @@ def ball(shape: tuple[int, ...], spacing: tuple[float, ...], centre: tuple[float
     """Bool (x, y, z): voxels within `radius` mm of `centre` mm (from the first voxel's centre)."""
     axes = np.meshgrid(*[np.arange(n) * s for n, s in zip(shape, spacing, strict=True)], indexing="ij")
     return sum((a - c) ** 2 for a, c in zip(axes, centre, strict=True)) < radius**2
+
+
+@pytest.fixture(scope="session")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network that was never trained: what it finds does not matter here."""
+    folder = tmp_path_factory.mktemp("run") / "untrained"
+    settings = {
+        "data.spacing": 8.0, "data.size": 32, "data.views": ["axial"], "data.neighbours": 1, "model.features": [4, 8],
+        "predict.threshold": 0.5,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    weights = UNet(1, (4, 8), "batch").state_dict()
+    run_of = {"weights": weights, "statistics": {}, "preset": "demo", "settings": settings, "run_dir": folder}
+    runner_core.write_run("brainunet", source=folder / "weights", **run_of)
+    return folder
 
 
 @pytest.fixture

@@ -12,30 +12,12 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-import runner_core
-import torch
 from bidsschematools.rules import regexify_filename_rules
 from bidsschematools.schema import load_schema
 from bidsschematools.types import Namespace
 from runner_brainunet import derivatives
-from runner_brainunet.network import UNet
 from runner_core import BadInput, Record
 from runner_core.cli import main
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network that was never trained: what it finds does not matter here."""
-    folder = tmp_path_factory.mktemp("run") / "untrained"
-    settings = {
-        "data.spacing": 8.0, "data.size": 32, "data.views": ["axial"], "data.neighbours": 1, "model.features": [4, 8],
-        "predict.threshold": 0.5,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    weights = UNet(1, (4, 8), "batch").state_dict()
-    run_of = {"weights": weights, "statistics": {}, "preset": "demo", "settings": settings, "run_dir": folder}
-    runner_core.write_run("brainunet", source=folder / "weights", **run_of)
-    return folder
 
 
 @pytest.fixture
@@ -59,11 +41,11 @@ def is_valid(name: str, schema: Namespace) -> bool:
     return any(re.fullmatch(rule["regex"], name) for rule in rules)
 
 
-def test_a_dataset_becomes_valid_derivatives(run, dataset, tmp_path, capsys) -> None:
+def test_a_dataset_becomes_valid_derivatives(untrained, dataset, tmp_path, capsys) -> None:
     """Names by the rules of BIDS's own schema, and the fields of descriptions that it requires or recommends."""
     out = tmp_path / "out"
     line = ["brainunet", "predict", str(dataset), str(out), "participant"]
-    assert main([*line, "--run", str(run), "--brain", "--margin", "8"]) == 0
+    assert main([*line, "--run", str(untrained), "--brain", "--margin", "8"]) == 0
     stem = out / "sub-02/ses-1/anat/sub-02_ses-1_desc-brain"
     names = {path.relative_to(out).as_posix() for path in out.rglob("*.nii.gz")}
     assert names == {
@@ -112,9 +94,9 @@ def test_a_dataset_becomes_valid_derivatives(run, dataset, tmp_path, capsys) -> 
     assert described["DatasetLinks"] == {"raw": dataset.as_uri()}
 
 
-def test_it_goes_on_where_it_stopped_and_one_bad_scan_stops_no_other(run, dataset, tmp_path, capsys) -> None:
+def test_it_goes_on_where_it_stopped_and_one_bad_scan_stops_no_other(untrained, dataset, tmp_path, capsys) -> None:
     out = tmp_path / "out"
-    line = ["brainunet", "predict", str(dataset), str(out), "participant", "--run", str(run)]
+    line = ["brainunet", "predict", str(dataset), str(out), "participant", "--run", str(untrained)]
     bad = dataset / "sub-02/ses-1/anat/sub-02_ses-1_T1w.nii.gz"
     whole = bad.read_bytes()
     bad.write_bytes(whole[: len(whole) // 2])
@@ -133,14 +115,14 @@ def test_it_goes_on_where_it_stopped_and_one_bad_scan_stops_no_other(run, datase
     assert newest == {"sub-02_ses-2_desc-brain_mask.nii.gz"}
 
 
-def test_what_is_wrong_is_named(run, dataset, tmp_path, capsys) -> None:
+def test_what_is_wrong_is_named(untrained, dataset, tmp_path, capsys) -> None:
     out = tmp_path / "out"
 
     def refusal(*words: object) -> str:
         assert main(["brainunet", "predict", *map(str, words)]) == 2
         return capsys.readouterr().err
 
-    ours = ("--run", run)
+    ours = ("--run", untrained)
     assert "--participant-label sub-03: not in" in refusal(
         dataset, out, "participant", "--participant-label", "03", *ours
     )
@@ -164,11 +146,11 @@ def test_only_raw_t1_scans_have_derivatives(tmp_path: Path, name: str) -> None:
         derivatives.places(Record(name, "", {"image": tmp_path / "sub-1_T1w.nii"}), tmp_path / "other")
 
 
-def test_a_folder_named_group_is_still_an_input(run, write_head, tmp_path) -> None:
+def test_a_folder_named_group_is_still_an_input(untrained, write_head, tmp_path) -> None:
     """With --out, as `predict` needs it, the words are no BIDS App's."""
     scan = write_head("group/head", mask=None)
     out = tmp_path / "masks"
-    assert main(["brainunet", "predict", str(run), str(scan.parent), "--out", str(out), "--qc"]) == 0
+    assert main(["brainunet", "predict", str(untrained), str(scan.parent), "--out", str(out), "--qc"]) == 0
     assert {path.name for path in out.iterdir()} == {
         "head_brainmask.nii.gz", "head_brainmask.json", "head_qc.jpg", "volumes.csv", "qc.html",
     }  # fmt: skip

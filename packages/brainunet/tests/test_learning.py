@@ -8,7 +8,7 @@ import torch
 from monai.metrics import compute_dice, compute_iou
 from runner_brainunet.augment import Random, augment, curve, mirror, smooth
 from runner_brainunet.config import PRESETS, AugmentConfig
-from runner_brainunet.losses import bce_loss, dice_loss
+from runner_brainunet.losses import bce_loss, dice, dice_loss
 from runner_brainunet.network import UNet
 from runner_brainunet.project import BrainUNet
 from runner_core import BadInput, Progress
@@ -117,6 +117,31 @@ def test_losses_fall_as_the_prediction_improves() -> None:
     for loss in (bce_loss, dice_loss):
         values = [float(loss((2 * target - 1) * s, target)) for s in (-2.0, 0.0, 2.0, 8.0)]
         assert values == sorted(values, reverse=True)
+
+
+def test_the_batches_dice_is_logged_on_request_and_teaches_nothing() -> None:
+    """The same loss and gradients with it; its value is that of all voxels of the batch at the threshold."""
+    torch.manual_seed(0)
+    logits, mask = torch.randn(5, 1, 8, 8), (torch.rand(5, 1, 8, 8) > 0.6).float()
+    mask[0] = 0
+    found = {}
+    for asked in (False, True):
+        config = PRESETS["small"]()
+        config.log.batch_dice = asked
+        given = logits.clone().requires_grad_()
+        step = BrainUNet(config).step(
+            lambda image, given=given: given, {"image": mask, "mask": mask}, Progress(0, 1, 0)
+        )
+        step.loss.backward()
+        found[asked] = step.terms, step.loss.item(), given.grad
+    assert "batch_dice" not in found[False][0]
+    assert found[True][1] == found[False][1]
+    assert torch.equal(found[True][2], found[False][2])
+    above = torch.sigmoid(logits) > 0.75
+    expected = compute_dice(above.flatten()[None, None].float(), mask.flatten()[None, None])
+    assert float(found[True][0]["batch_dice"]) == pytest.approx(float(expected))
+    nothing = torch.zeros(2, 1, 4, 4, dtype=torch.bool)
+    assert float(dice(nothing, nothing)) == 1
 
 
 def test_the_metrics_are_monais_of_whole_volumes() -> None:

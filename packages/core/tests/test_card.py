@@ -169,7 +169,10 @@ def test_own_data_are_known_by_content_not_by_place(runner: Runner, tmp_path: Pa
 
 
 def test_bad_cards_are_refused(exported: Path, runner: Runner, tmp_path: Path) -> None:
-    refused(runner("reproduce", tmp_path), "there is no card.json beside it")
+    refused(runner("reproduce", tmp_path), "there is no card.json in it")
+    refused(
+        runner("reproduce", tmp_path / "nowhere" / "MODEL_CARD.md"), "MODEL_CARD.md: there is no such file or folder"
+    )
     refused(runner("reproduce", exported, "--data", "x"), "trained on the phantom: leave --data out")
     refused(runner("reproduce", exported, "--from", "x"), "started from no weights: leave --from out")
     whole = facts_of(exported)

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import runner_core
+from runner_core.testing import predict_from_wheel, texts_of_weights
 from runner_openkbp.phantom import write_patient
 
 ROOT = Path(__file__).parents[3]
 REAL = Path(os.environ.get("RUNNER_TEST_DATA", ROOT.parent / "shared" / "data")) / "openkbp"
-LARGEST = 8_000_000
 HELD_OUT = "pt_201"
 """A patient of the challenge's validation set."""
 WORST = {"dose_score": 4.5, "dvh_score": 3.5}
@@ -24,40 +21,18 @@ WORST = {"dose_score": 4.5, "dvh_score": 3.5}
 
 def test_the_folder_holds_a_card_and_no_place_of_this_machine() -> None:
     folder = runner_core.open("builtin", "openkbp").path
-    card, notice = ((folder / name).read_text(encoding="utf-8") for name in ("MODEL_CARD.md", "NOTICE"))
+    texts = texts_of_weights(folder)
     for words in ("Babier", "MIT", "research only", "held-out"):
-        assert words in card + notice
-    texts = "".join(p.read_text(encoding="utf-8") for p in folder.rglob("*") if p.suffix in (".yaml", ".json", ".md"))
-    for word in ("/work", "/tmp", "/home", "/root"):
-        assert word not in texts
-    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= LARGEST
+        assert words in texts
     assert HELD_OUT not in (folder / "split.yaml").read_text(encoding="utf-8")
 
 
 def test_the_wheel_brings_them_and_predicts_with_them(tmp_path: Path) -> None:
     patient = tmp_path / "pt_1"
     write_patient(patient, np.random.default_rng(3))
-    words = ["uv", "build", "-q", "--offline", "--wheel", "--package", "runner-openkbp", "--out-dir", str(tmp_path)]
-    built = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, check=False)
-    if built.returncode and "offline" in built.stderr:
-        pytest.skip("the build backend is not in uv's cache")
-    assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = {Path(file.filename).name for file in archive.infolist() if "/weights/" in file.filename}
-        archive.extractall(tmp_path / "site")
-    assert {"MODEL_CARD.md", "NOTICE", "model.safetensors"} <= names
-
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "site").rglob("*") if path.is_file()}
-    runner = str(Path(sys.executable).with_name("runner"))
-    words = [runner, "openkbp", "predict", "--weights", "builtin", str(patient), "--out", "doses"]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=tmp_path, env=env, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path / "site") in done.stdout, "they are those of the wheel"
-    assert "research only" in done.stdout
-    assert (tmp_path / "doses" / "pt_1.csv").is_file()
-    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "site").rglob("*") if path.is_file()}
+    doses, said = predict_from_wheel(Path(__file__).parents[1], "openkbp", patient, tmp_path)
+    assert "research only" in said
+    assert (doses / "pt_1.csv").is_file()
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason=f"no real patients in {REAL}")

@@ -88,15 +88,3 @@ def test_two_volumes_of_one_name_are_refused(write_volumes, tmp_path) -> None:
     root = write_volumes({"1": "A", "A_1": "A"})
     with pytest.raises(BadInput, match="both would be called A_1"):
         export("--data", root, "--out", tmp_path / "out")
-
-
-def test_folds_hold_whole_scrolls_and_every_volume_once() -> None:
-    scrolls = {
-        f"{scroll}_{n}": scroll
-        for scroll, count in zip("ABCDEFG", (9, 1, 2, 5, 1, 3, 2), strict=True)
-        for n in range(count)
-    }
-    found = nnunet.folds(scrolls)
-    assert len(found) == nnunet.FOLDS
-    assert sorted(key for fold in found for key in fold["val"]) == sorted(scrolls)
-    assert all(not {k[0] for k in f["val"]} & {k[0] for k in f["train"]} for f in found)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from runner_core import AtLeast, Between, MoreThan, PairsConfig, PredictConfig, RunConfig, Within
+from runner_core import AtLeast, Between, LogConfig, MoreThan, PairsConfig, PredictConfig, RunConfig, Within
 
 View = Literal["axial", "coronal", "sagittal"]
 
@@ -88,6 +88,13 @@ class AugmentConfig:
 
 
 @dataclass
+class BrainLogConfig(LogConfig):
+    batch_dice: bool = False
+    """Also log the Dice of batches at predict.threshold: in training of the augmented slices, the mean since the last
+    line of the log, and in validation. volume_dice, of whole heads, is logged anyway, of validation only."""
+
+
+@dataclass
 class BrainPredictConfig(PredictConfig):
     views: tuple[str, ...] = ("left-right",)
     """Average with predictions of other views of the head. left-right: the mirrored head, which takes twice the time.
@@ -109,6 +116,7 @@ class BrainConfig(RunConfig):
     loss: LossConfig = field(default_factory=LossConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     predict: BrainPredictConfig = field(default_factory=BrainPredictConfig)
+    log: BrainLogConfig = field(default_factory=BrainLogConfig)
 
     def faults(self) -> Iterator[str]:
         """Yield what is wrong with settings together; the bounds of each one stand at its field."""

@@ -1,4 +1,4 @@
-"""Binary cross-entropy and soft Dice on logits."""
+"""Binary cross-entropy and soft Dice on logits, and the Dice of masks."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ def dice_loss(logits: Tensor, target: Tensor, over: str = "batch", smooth: float
     p = torch.sigmoid(logits)
     axes = tuple(range(1 if over == "sample" else 0, p.ndim))
     return (1 - (2 * (p * target).sum(axes) + smooth) / (p.sum(axes) + target.sum(axes) + smooth)).mean()
+
+
+def dice(found: Tensor, true: Tensor) -> Tensor:
+    """Return 2 |found ∩ true| / (|found| + |true|) of all voxels of a batch (bool); 1 if both are empty."""
+    both, all_of_them = (found & true).sum(), found.sum() + true.sum()
+    return torch.where(all_of_them > 0, 2 * both / all_of_them.clamp(min=1), 1.0)

@@ -267,6 +267,26 @@ def write_masked(image: Any, mask: Array, path: Path) -> Path:
     return _save(image, header, np.where(mask, data, data.dtype.type(zero)), path)
 
 
+def write_plain(image: Any, data: Array, path: Path) -> Path:
+    """Write `data` (x, y, z) with the image's affine in mm, and nothing else of its header.
+
+    Whole numbers that fit are stored as int16 (uint8 stays), all else as float32.
+    """
+    affine = image.affine.copy()
+    affine[:3] *= millimetres(image)
+    if data.dtype != np.uint8:
+        small = np.iinfo(np.int16)
+        whole = small.min <= data.min() and data.max() <= small.max and bool((data == np.rint(data)).all())
+        data = data.astype(np.int16 if whole else np.float32)
+    out = nibabel.Nifti1Image(data, affine)
+    for form in (out.set_sform, out.set_qform):
+        form(affine, 1)
+    out.header.set_xyzt_units("mm")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(out, path)
+    return path
+
+
 def _fits(value: float, dtype: Any) -> bool:
     return bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
 

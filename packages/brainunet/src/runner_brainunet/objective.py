@@ -9,11 +9,17 @@ from runner_brainunet import losses
 from runner_brainunet.config import LossConfig
 
 
-def objective(logits: Tensor, batch: Tensors, weights: LossConfig) -> Step:
-    """Return the weighted sum of both terms, the terms, and the logits (B, 1, H, W)."""
+def objective(logits: Tensor, batch: Tensors, weights: LossConfig, cut: float | None = None) -> Step:
+    """Return the weighted sum of both terms, the terms, and the logits (B, 1, H, W).
+
+    With `cut`, the logit above which a voxel is brain, the terms also tell the `batch_dice`, which teaches nothing.
+    """
     mask = batch["mask"]
     terms = {
         "bce_loss": losses.bce_loss(logits, mask),
         "dice_loss": losses.dice_loss(logits, mask, weights.dice_over),
     }
-    return Step(weights.bce * terms["bce_loss"] + weights.dice * terms["dice_loss"], terms, logits)
+    loss = weights.bce * terms["bce_loss"] + weights.dice * terms["dice_loss"]
+    if cut is not None:
+        terms["batch_dice"] = losses.dice(logits.detach() > cut, mask > 0.5)
+    return Step(loss, terms, logits)

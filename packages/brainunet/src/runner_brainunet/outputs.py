@@ -2,6 +2,7 @@
 
 beside the scan's key        KEY_brainmask.nii.gz and .json, KEY_brainmask.dcm, KEY_brain.nii.gz, KEY_qc.jpg
 as BIDS derivatives          sub-X/anat/…_desc-brain_mask.nii.gz and .json, … (see `derivatives`)
+as nnU-Net's predictions     CASE.nii.gz, with one dataset.json (see `nnunet`)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from PIL import Image
 from runner_core import Array, BadInput, Finding, Record, glance, replace_json
 
-from runner_brainunet import checks, derivatives, nifti, segments
+from runner_brainunet import checks, derivatives, nifti, nnunet, segments
 from runner_brainunet.config import BrainPredictConfig
 from runner_brainunet.derivatives import Places
 from runner_brainunet.volume import Brain
@@ -37,10 +38,15 @@ class BrainPredictOptions:
     """Folder of the BIDS dataset that the scans are of: write BIDS derivatives, named after them."""
     reference: Path | None = None
     """Folder of the DICOM series that the scan was converted from: also write the mask as DICOM SEG."""
+    nnunet: bool = False
+    """Write CASE.nii.gz and dataset.json alone, as nnU-Net does for a folder imagesTs."""
 
 
 def refuse(options: BrainPredictOptions) -> None:
     """Raise BadInput for options that cannot be met, whatever the scan."""
+    alone = ("brain", "qc", "bids", "reference")
+    if options.nnunet and (others := [f"--{name}" for name in alone if getattr(options, name)]):
+        raise BadInput(f"--nnunet writes masks alone, as nnU-Net does: leave out {' and '.join(others)}")
     if options.reference is not None:
         if options.bids:
             raise BadInput("--reference: BIDS derivatives hold no DICOM; leave out --bids, or --reference")
@@ -60,6 +66,8 @@ def write(
     `draw` returns the picture for the page. A mask without a volume, as the baseline's, is written alone.
     """
     image = nifti.open_image(record.files["image"])
+    if options.nnunet:
+        return [nifti.write_like(image, prediction, folder / f"{record.key}{nnunet.ENDING}")]
     places = derivatives.places(record, Path(options.bids)) if options.bids else _beside(record.key)
     written = []
     if options.reference is not None:  # first, as it may be refused

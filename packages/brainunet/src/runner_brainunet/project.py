@@ -43,7 +43,20 @@ from runner_core import (
     View,
 )
 
-from runner_brainunet import baseline, checks, files, nifti, outputs, qc, sizes, slices, statistics, volume, whole
+from runner_brainunet import (
+    baseline,
+    checks,
+    files,
+    nifti,
+    nnunet,
+    outputs,
+    qc,
+    sizes,
+    slices,
+    statistics,
+    volume,
+    whole,
+)
 from runner_brainunet.config import PRESETS, BrainConfig, undivided
 from runner_brainunet.grid import Grid
 from runner_brainunet.outputs import BrainPredictOptions
@@ -159,7 +172,8 @@ class BrainUNet(Project):
     def step(self, model: Any, batch: Tensors, progress: Progress) -> Step:
         from runner_brainunet.objective import objective
 
-        return objective(model(batch["image"]).float(), batch, self.config.loss)
+        cut = self._cut if self.config.log.batch_dice else None
+        return objective(model(batch["image"]).float(), batch, self.config.loss, cut)
 
     def _chance_losses(self) -> Mapping[str, float]:
         """Loss and terms if every voxel gets the same, best probability."""
@@ -242,13 +256,18 @@ class BrainUNet(Project):
     def write(self, record: Record, prediction: Array, out: Path) -> Sequence[Path]:
         """Write KEY_brainmask.nii.gz with the scan's grid and header, and KEY_brainmask.json with its volume.
 
-        `--brain`, `--qc` and `--bids` add to that and change the names.
+        `--brain`, `--qc` and `--bids` add to that and change the names; `--nnunet` writes KEY.nii.gz alone.
         """
         options, settings = self.predict_options, self.config.predict
         return outputs.write(prediction, record, out, options, settings, lambda: self._figure(record, prediction))
 
     def _summarise(self, out: Path) -> Sequence[Path]:
-        """Write the table of volumes, and the page of pictures; with `--bids` also what a BIDS dataset needs."""
+        """Write the table of volumes, and the page of pictures; with `--bids` also what a BIDS dataset needs.
+
+        With `--nnunet` write only what the masks' values mean.
+        """
+        if self.predict_options.nnunet:
+            return [nnunet.describe_predictions(out)]
         return qc.summarise(out, self.predict_options.bids)
 
     def _grid(self, file: Path) -> Json:

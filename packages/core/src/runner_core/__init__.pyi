@@ -60,6 +60,7 @@ from runner_core.cli.parsed import ParsedCommand as ParsedCommand
 from runner_core.cli.parsed import parse_command as parse_command
 from runner_core.config import DataConfig as DataConfig
 from runner_core.config import FilesConfig as FilesConfig
+from runner_core.config import LogConfig as LogConfig
 from runner_core.config import PairsConfig as PairsConfig
 from runner_core.config import PredictConfig as PredictConfig
 from runner_core.config import RemoteConfig as RemoteConfig
@@ -153,6 +154,9 @@ from runner_core.data.cache.storage import Layout as Layout
 from runner_core.data.cache.storage import PreparedStore as PreparedStore
 from runner_core.data.crop import otsu_threshold as otsu_threshold
 from runner_core.data.duplicates import glance as glance
+from runner_core.data.nnunet import nnunet_cases as nnunet_cases
+from runner_core.data.nnunet import nnunet_said as nnunet_said
+from runner_core.data.nnunet import write_nnunet_dataset as write_nnunet_dataset
 from runner_core.data.pairs import IMAGE_FOLDERS as IMAGE_FOLDERS
 from runner_core.data.pairs import LABEL_FOLDERS as LABEL_FOLDERS
 from runner_core.data.pairs import Pair as Pair

@@ -13,19 +13,26 @@
 from __future__ import annotations
 
 import csv
-import json
 from argparse import ArgumentParser
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runner_core import Array, BadInput, Record, counted, refuse_full_folder, whole_folder
+from runner_core import (
+    Array,
+    BadInput,
+    Record,
+    counted,
+    nnunet_cases,
+    nnunet_said,
+    refuse_full_folder,
+    replace_json,
+    whole_folder,
+    write_nnunet_dataset,
+)
 
 from runner_vesuvius import files, nifti, volumes
 from runner_vesuvius.labels import BACKGROUND, IGNORE, SURFACE
 
-FOLDS = 5
-"""Most folds: nnU-Net trains five by default."""
 FORMATS = ("tif", "nii.gz")
 _SPACING = {"spacing": [1.0, 1.0, 1.0]}
 
@@ -58,78 +65,43 @@ def export_nnunet(parser: ArgumentParser, words: Sequence[str]) -> int:
             _write(folder, records, inputs, names, options.channel, f".{options.format}")
     except OSError as error:
         raise BadInput(f"{options.out}: cannot be written: {error.strerror or error}") from error
-    scrolls = {record.group for record in records}
-    print(f"{options.out}: {counted(len(records), 'volume')} of {counted(len(scrolls), 'scroll')}")
-    if len(scrolls) > 1:
-        print("copy splits_final.json into nnUNet_preprocessed/DATASET after planning: nnU-Net's own split is random")
-    else:
-        print("note: no splits_final.json, as there is one scroll only: nnU-Net's own split takes parts of it apart")
+    scrolls = {record.key: record.group for record in records}
+    print(f"{options.out}: {counted(len(records), 'volume')} of {counted(len({*scrolls.values()}), 'scroll')}")
+    print(nnunet_said(scrolls))
     return 0
 
 
-def folds(scrolls: Mapping[str, str]) -> list[dict[str, list[str]]]:
-    """Return at most `FOLDS` splits {train, val} of ids, whole scrolls in each; `scrolls` gives each id's.
-
-    >>> folds({"1": "A", "2": "B", "3": "A"})
-    [{'train': ['2'], 'val': ['1', '3']}, {'train': ['1', '3'], 'val': ['2']}]
-    """
-    sizes = Counter(scrolls.values())
-    held: list[set[str]] = [set() for _ in range(min(FOLDS, len(sizes)))]
-    for scroll, _ in sizes.most_common():
-        min(held, key=lambda some: sum(sizes[name] for name in some)).add(scroll)
-    return [
-        {
-            "train": sorted(key for key, scroll in scrolls.items() if scroll not in some),
-            "val": sorted(key for key, scroll in scrolls.items() if scroll in some),
-        }
-        for some in held
-    ]
-
-
-def _names(records: Sequence[Record]) -> dict[str, str]:
+def _names(records: Sequence[Record]) -> dict[Path, str]:
     """Return the id of each image's path in the dataset: its key, behind its scroll's name unless that is there."""
-    names: dict[str, str] = {}
+    names = {}
     for record in records:
         key, scroll = record.key, record.group
-        name = key if scroll == key or key.startswith(f"{scroll}_") else f"{scroll}_{key}"
-        names[str(record.files["image"])] = name.replace("/", "_").replace(" ", "_")
-    if repeated := [name for name, count in Counter(names.values()).items() if count > 1]:
-        both = [path for path, name in names.items() if name == repeated[0]]
-        raise BadInput(f"{' and '.join(both)}: both would be called {repeated[0]} there. Rename one.")
-    return names
+        joined = key if scroll == key or key.startswith(f"{scroll}_") else f"{scroll}_{key}"
+        names[record.files["image"]] = joined
+    return nnunet_cases(names)
 
 
 def _write(
     folder: Path,
     records: Sequence[Record],
     inputs: Sequence[Record],
-    names: Mapping[str, str],
+    names: Mapping[Path, str],
     channel: str,
     ending: str,
 ) -> None:
     for record in records:
-        name, image = names[str(record.files["image"])], volumes.read_image(record.files["image"])
+        name, image = names[record.files["image"]], volumes.read_image(record.files["image"])
         label = volumes.read_truth(record.files, image.shape)
         _write_volume(folder / "imagesTr", name, image, f"_0000{ending}")
         _write_volume(folder / "labelsTr", name, label, ending)
         print(name, flush=True)
     for record in inputs:
-        name = names[str(record.files["image"])]
+        name = names[record.files["image"]]
         _write_volume(folder / "imagesTs", name, volumes.read_image(record.files["image"]), f"_0000{ending}")
-    scrolls = {names[str(record.files["image"])]: record.group for record in records}
-    _write_json(
-        folder / "dataset.json",
-        {
-            "channel_names": {"0": channel},
-            "labels": {"background": BACKGROUND, "surface": SURFACE, "ignore": IGNORE},
-            "numTraining": len(records),
-            "file_ending": ending,
-            # nnU-Net would try to read a picture first
-            **({"overwrite_image_reader_writer": "Tiff3DIO"} if ending == ".tif" else {}),
-        },
-    )
-    if len({*scrolls.values()}) > 1:
-        _write_json(folder / "splits_final.json", folds(scrolls))
+    scrolls = {names[record.files["image"]]: record.group for record in records}
+    labels = {"background": BACKGROUND, "surface": SURFACE, "ignore": IGNORE}
+    reader = "Tiff3DIO" if ending == ".tif" else ""  # nnU-Net would try to read a picture first
+    write_nnunet_dataset(folder, scrolls, labels, channel, ending, reader)
     with (folder / "scrolls.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([("id", "scroll_id"), *sorted(scrolls.items())])
 
@@ -138,10 +110,6 @@ def _write_volume(folder: Path, name: str, volume: Array, ending: str) -> None:
     folder.mkdir(exist_ok=True)
     if ending.endswith(".tif"):
         volumes.write_tif(folder / f"{name}{ending}", volume)
-        _write_json(folder / f"{name}.json", _SPACING)
+        replace_json(folder / f"{name}.json", _SPACING)
     else:
         nifti.write(folder / f"{name}{ending}", volume)
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

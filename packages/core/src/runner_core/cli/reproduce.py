@@ -79,6 +79,8 @@ def reproduce(arguments: Sequence[str]) -> int:
 
 def read_card(named: Path) -> Mapping[str, Any]:
     """Return card.json of an exported folder. Raises BadInput if there is none or it is not whole."""
+    if not named.exists():
+        raise BadInput(f"{named}: there is no such file or folder: name a folder that `runner PROJECT export` wrote")
     file = (named if named.is_dir() else named.parent) / FACTS
 
     def read(found: Any) -> dict[str, Any] | None:
@@ -92,7 +94,8 @@ def read_card(named: Path) -> Mapping[str, Any]:
 
     card = read_json(file, read, "export the network again")
     if card is None:
-        raise BadInput(f"{named}: there is no {FACTS} beside it: name a folder that `runner PROJECT export` wrote")
+        where = "in" if named.is_dir() else "beside"
+        raise BadInput(f"{named}: there is no {FACTS} {where} it: name a folder that `runner PROJECT export` wrote")
     return card
 
 

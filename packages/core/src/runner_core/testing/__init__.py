@@ -9,7 +9,8 @@ Without a file, use `pytest --check-project mine`, or `check_project("mine", fol
 installed, because it is found through its entry point. Everything is tested on its phantom under preset demo, on the
 CPU, and takes about as long as three short runs.
 
-A project's other tests may use `cropped`, `prepared`, `open_store`, `changed` and `refusal`.
+A project's other tests may use `cropped`, `prepared`, `open_store`, `changed` and `refusal`; those of built-in weights
+`texts_of_weights` and `predict_from_wheel`.
 
 An extension is tested in a short run of a toy project, with its settings (the package must be installed):
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from runner_core.testing.parts import prepared as prepared
     from runner_core.testing.parts import refusal as refusal
     from runner_core.testing.toy import train_toy as train_toy
+    from runner_core.testing.wheel import predict_from_wheel as predict_from_wheel
+    from runner_core.testing.wheel import texts_of_weights as texts_of_weights
 
 __all__ = [
     "CHECKS",
@@ -44,11 +47,14 @@ __all__ = [
     "check_project",
     "cropped",
     "open_store",
+    "predict_from_wheel",
     "prepared",
     "refusal",
+    "texts_of_weights",
     "train_toy",
 ]
 _PARTS = ("changed", "cropped", "open_store", "prepared", "refusal")
+_WHEEL = ("predict_from_wheel", "texts_of_weights")
 
 
 def __getattr__(name: str) -> Any:
@@ -63,6 +69,10 @@ def __getattr__(name: str) -> Any:
         from runner_core.testing.toy import train_toy
 
         return train_toy
+    if name in _WHEEL:
+        from runner_core.testing import wheel
+
+        return getattr(wheel, name)
     if name in __all__:
         from runner_core.testing import contract
 

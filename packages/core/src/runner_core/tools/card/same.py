@@ -9,7 +9,7 @@ from typing import Any, Literal
 from runner_core.base.text import counted
 from runner_core.contract.records import Table
 from runner_core.output.report.page import Block, Note, decimal_or_dash
-from runner_core.tools.card.text import interval
+from runner_core.tools.card.text import flat_versions, interval
 
 Verdict = Literal["same bits", "same scores", "not reproduced"]
 
@@ -88,16 +88,9 @@ def _different(card: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]
             "labels, validation records or their preparation are not the card's"
         )  # fmt: skip
         yield f"data: {about}"
-    versions, mine = _flat(card["versions"]), _flat(now["versions"])
+    versions, mine = flat_versions(card["versions"]), flat_versions(now["versions"])
     for name in sorted({*versions, *mine}):
         if versions.get(name) != mine.get(name):
             yield f"{name}: {versions.get(name, 'none')} in the card, {mine.get(name, 'none')} now"
     if card["device"] != now["device"]:
         yield f"device: {card['device']} in the card, {now['device']} now"
-
-
-def _flat(versions: Mapping[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in versions.items():
-        found |= _flat(value) if isinstance(value, Mapping) else {name: str(value)}
-    return found

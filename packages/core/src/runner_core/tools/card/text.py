@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runner_core.base.text import counted, decimal, duration
-from runner_core.contract import Json
 from runner_core.contract.records import Table
 from runner_core.output.report.page import Block, Code, Note, Page, decimal_or_dash, markdown
 from runner_core.plugins.settings import PHANTOM
@@ -38,6 +37,18 @@ def text(facts: Mapping[str, Any], files: Sequence[str]) -> str:
 def interval(score: Mapping[str, Any]) -> str:
     """Return the interval of a score, "" if it has none."""
     return "" if score["low"] is None else f"{decimal(score['low'])} to {decimal(score['high'])}"
+
+
+def flat_versions(versions: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of a card by name, those in groups too.
+
+    >>> flat_versions({"python": "3.11", "packages": {"torch": "2.10"}})
+    {'python': '3.11', 'torch': '2.10'}
+    """
+    found: dict[str, str] = {}
+    for name, value in versions.items():
+        found |= flat_versions(value) if isinstance(value, Mapping) else {name: str(value)}
+    return found
 
 
 def _scores(facts: Mapping[str, Any]) -> Iterator[Block]:
@@ -89,7 +100,7 @@ def _training(facts: Mapping[str, Any]) -> Iterator[Block]:
         ["seed", f"{facts['seed']}{', deterministic' if facts['deterministic'] else ''}"],
         ["preset", facts["preset"]],
         *([name, str(value)] for name, value in facts["changed"].items()),
-        *([name, str(value)] for name, value in _flat_versions(facts["versions"])),
+        *([name, value] for name, value in flat_versions(facts["versions"]).items()),
     ]
     if start := facts["start"]:
         rows.append(["started from", f"{start['about']} ({start['digest']})"])
@@ -100,11 +111,6 @@ def _energy(energy: Mapping[str, Any]) -> str:
     how = "; ".join(f"{part}: {text}" for part, text in energy["how"].items())
     cost = f", cost {energy['cost']:.2f} at {energy['price_per_kwh']:g} per kWh" if "cost" in energy else ""
     return f"{energy['kwh']:.3g} kWh{cost} ({how})"
-
-
-def _flat_versions(versions: Mapping[str, Any]) -> Iterator[tuple[str, Json]]:
-    for name, value in versions.items():
-        yield from value.items() if isinstance(value, Mapping) else [(name, value)]
 
 
 def _again(facts: Mapping[str, Any]) -> Iterator[Block]:
