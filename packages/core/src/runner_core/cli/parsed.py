@@ -24,6 +24,7 @@ from runner_core.cli.start import Started, start_new
 from runner_core.config import RunConfig
 from runner_core.config.extensions import section_name
 from runner_core.config.values import flag_words, plain
+from runner_core.contract.project import Project
 
 _REPLACED = ("config", "extension", "no_extension", "debug", "json", "resume", "run_dir", "weights")
 """Options of a command that `ParsedCommand.words` gives otherwise, or not at all."""
@@ -53,6 +54,11 @@ class ParsedCommand:
     def starts(self) -> bool:
         """True if the command starts from settings, as `train` does; False if it uses a trained run."""
         return not issubclass(self._kind, RunOptions)
+
+    @property
+    def made_project(self) -> Project:
+        """The project with these settings; of a trained run, without its statistics (`Run.network` has them)."""
+        return self._started.setup.project
 
     def takes(self, option: str) -> bool:
         """Return whether the command has this option, such as `part` or `run_dir`."""
