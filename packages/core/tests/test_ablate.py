@@ -25,11 +25,11 @@ from runner_core.plugins.settings import from_preset
 from runner_core.tools.measure import ablate as ablation
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure.ablate import Ablation
-from runner_core.tools.measure.ablate_report import footnotes
+from runner_core.tools.measure.ablate_report import as_json, footnotes
 from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, parity
 from runner_core.tools.measure.remedies import ALL, SAME, cases, refuse_unknown
 from runner_core.tools.measure.times import Times
-from runner_core.tools.measure.trial import TrialFailed, Turn
+from runner_core.tools.measure.trial import Doubt, TrialFailed, Turn
 from runner_core.training.assembly import TrainingSpec
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
@@ -120,7 +120,7 @@ def test_some_may_be_chosen_and_others_are_refused(setup):
 class Fake:
     """A trial that says that it takes `slower` times as long without some settings, whatever the clock says."""
 
-    wrong = None
+    doubts = None
 
     made: list[Fake] = []  # noqa: RUF012 - emptied by the fixture
     slower: dict[str, float] = {}  # noqa: RUF012
@@ -176,8 +176,8 @@ class Fake:
         self._do("loss")
         return None
 
-    def wrong_kernels(self):
-        return Fake.wrong
+    def doubt(self):
+        return Fake.doubts
 
     def evaluate(self, samples):
         self._do("evaluate")
@@ -326,10 +326,18 @@ def test_the_run_as_it_is_begins_anew_when_it_ends(setup, fake):
 
 
 def test_wrong_gradients_are_said_whatever_the_losses_say(setup, fake, monkeypatch):
-    monkeypatch.setattr(Fake, "wrong", "train.compile computes the gradient of a bias wrongly")
+    monkeypatch.setattr(Fake, "doubts", Doubt("wrong", "train.compile computes the gradient of a bias wrongly"))
     found = run(setup)
     assert all(row.agreement.agrees for row in found.rows if row.agreement)
     assert any("WRONG GRADIENTS" in line and "bias" in line for line in footnotes(found))
+
+
+def test_gradients_that_nobody_compared_are_not_called_right(setup, fake, monkeypatch):
+    monkeypatch.setattr(Fake, "doubts", Doubt("unchecked", "no memory for the comparison"))
+    found = run(setup)
+    assert any("UNCHECKED GRADIENTS" in line and "no memory" in line for line in footnotes(found))
+    assert as_json({}, found)["unchecked_gradients"] == "no memory for the comparison"
+    assert as_json({}, found)["wrong_gradients"] is None
 
 
 def test_a_case_that_fails_later_tells_no_half_of_it(setup, fake):

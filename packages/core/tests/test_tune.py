@@ -26,7 +26,7 @@ from runner_core.contract.project import Project
 from runner_core.tools.measure import tune
 from runner_core.tools.measure.paired import same_samples, same_steps
 from runner_core.tools.measure.remedies import Candidate, Facts, LeftOut, systematic, with_remedies
-from runner_core.tools.measure.trial import TrialFailed, Turn
+from runner_core.tools.measure.trial import Doubt, TrialFailed, Turn
 from runner_core.tools.measure.tune import Tuning
 from runner_core.tools.measure.tune_report import facts, lines, verdict
 from runner_core.training.assembly import TrainingSpec
@@ -43,8 +43,8 @@ class World:
         """(setting, value) → added to the losses."""
         self.host, self.fails = {}, {}
         """(setting, value) → bytes; the exception it raises at its start."""
-        self.wrong = {}
-        """(setting, value) → what is wrong with its gradients."""
+        self.doubts = {}
+        """(setting, value) → why its gradients cannot be trusted."""
         self.together = math.inf
         """Trials that have room at once."""
         self.alive = []
@@ -106,8 +106,8 @@ class FakeTrial:
         seconds = each * count * self.batch * world.drift
         return Turn(seconds, count * self.batch, count, 0.0, first, [self._loss(s) for s in range(first, self.done)])
 
-    def wrong_kernels(self):
-        return self._of(self.world.wrong, None, lambda before, text: text)
+    def doubt(self):
+        return self._of(self.world.doubts, None, lambda before, doubt: doubt)
 
     def evaluate(self, samples):
         return {"loss": self._loss(self.done - 1)}
@@ -202,11 +202,20 @@ def test_faster_but_learning_otherwise_is_not_kept(world):
 
 def test_faster_with_equal_losses_but_wrong_gradients_is_not_kept(world):
     world.speed = {("train.compile", "on"): 2.0, ("train.workers", 2): 1.5}
-    world.wrong = {("train.compile", "on"): "train.compile computes the gradient of a bias wrongly"}
+    world.doubts = {("train.compile", "on"): Doubt("wrong", "train.compile computes the gradient of a bias wrongly")}
     found = tuned(COMPILE, WORKERS)
     assert found.settings == {"train.workers": 2}
     assert outcome(found, "compile").outcome == "wrong gradients"
     assert "bias" in outcome(found, "compile").reason
+
+
+def test_faster_with_equal_losses_but_gradients_that_nobody_compared_is_not_kept(world):
+    world.speed = {("train.compile", "on"): 2.0, ("train.workers", 2): 1.5}
+    world.doubts = {("train.compile", "on"): Doubt("unchecked", "not compared with plain float32: no memory")}
+    found = tuned(COMPILE, WORKERS)
+    assert found.settings == {"train.workers": 2}
+    assert outcome(found, "compile").outcome == "unchecked gradients"
+    assert "no memory" in outcome(found, "compile").reason
 
 
 def test_what_fails_is_a_row(world):

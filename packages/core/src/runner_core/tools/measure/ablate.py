@@ -28,7 +28,7 @@ from runner_core.tools.measure.paired import (
 )
 from runner_core.tools.measure.remedies import ALL, CORE, SAME
 from runner_core.tools.measure.times import spread
-from runner_core.tools.measure.trial import SHARE_OF_RAM, Ready, Trial, TrialFailed
+from runner_core.tools.measure.trial import SHARE_OF_RAM, Doubt, Ready, Trial, TrialFailed
 from runner_core.training.assembly import TrainingSpec
 
 QUANTITIES = (STEP, DATA, NETWORK, LOSS)
@@ -64,8 +64,8 @@ class Ablated:
     rows: list[Result] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     least: float = 0.0
-    wrong: str | None = None
-    """What `verify-kernels` finds wrong with the gradients; then no optimisation is worth its time."""
+    doubt: Doubt | None = None
+    """Why `verify-kernels` does not find the gradients right; of wrong ones, no optimisation is worth its time."""
     seconds: float = 0.0
     """Seconds that everything took so far."""
 
@@ -141,21 +141,22 @@ class Ablation:
 
     def _first(self) -> Ablated:
         """Compare the kernels of the training with all optimisations, then measure it by itself."""
-        on, wrong = self._on, None if self._streamed else self._wrong_kernels()
+        on, doubt = self._on, self._doubt()
         self._say("with all optimisations")
         on.begin(self._turn)
         times = {
             quantity: [seconds] for quantity in QUANTITIES if (seconds := on.seconds(quantity, self._turn)) is not None
         }
-        return Ablated(on.ready, times, *on.trial.memory(), wrong=wrong)
+        return Ablated(on.ready, times, *on.trial.memory(), doubt=doubt)
 
-    def _wrong_kernels(self) -> str | None:
+    def _doubt(self) -> Doubt | None:
+        if self._streamed:
+            return Doubt("unchecked", "streamed data are not fetched once more for it: see `verify-kernels`")
         try:
             with self._trial("gradients", {}, None) as trial:
-                return trial.wrong_kernels()
+                return trial.doubt()
         except TrialFailed as failure:
-            self._say(f"the gradients were not compared with plain float32: {failure.reason}")
-            return None
+            return Doubt("unchecked", failure.reason)
 
     def _case(self, case: Case, seconds: float, found: Ablated) -> Result:
         self._say(spoken(case.name))

@@ -21,6 +21,7 @@ from runner_core.output.report.page import Block, Markup, Note, Page, html
 from runner_core.tools.measure.ablate import QUANTITIES, Ablated, spoken
 from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, Result
 from runner_core.tools.measure.times import LEAST, Comparison, Times, spread
+from runner_core.tools.measure.trial import Doubt
 
 COLUMNS = ("without", "rounds", "a step", "data, samples/s", "network", "loss", "an epoch", "peak memory", "losses")
 SIGNS = (
@@ -104,8 +105,9 @@ def footnotes(found: Ablated) -> Iterator[str]:
             f"to start "
             f"and to compile: about --minutes {enough} would do for all."
         )
-    if found.wrong:
-        yield f"WRONG GRADIENTS, whatever the losses say: {found.wrong}"
+    if found.doubt:
+        said = "WRONG GRADIENTS, whatever the losses say" if found.doubt.kind == "wrong" else "UNCHECKED GRADIENTS"
+        yield f"{said}: {found.doubt.text}"
     if any(row.apart for row in found.rows):
         yield "* Measured by itself, since there was no room for both: its times are of other minutes."
     for row in found.rows:
@@ -225,8 +227,14 @@ def as_json(facts: Mapping[str, Json], found: Ablated) -> dict[str, Json]:
     on = {**everything, **_memory_and_epoch(found, found.seconds_per_epoch)}
     rows: list[Json] = [_row_json(row) for row in found.rows]
     left_out: list[Json] = [*found.left_out]
-    own = {"units": _UNITS, "wrong_gradients": found.wrong, "with_all": on}
+    own = {"units": _UNITS, **_doubts(found.doubt), "with_all": on}
     return {**facts, **own, "without": rows, "left_out": left_out}
+
+
+def _doubts(doubt: Doubt | None) -> dict[str, Json]:
+    return {
+        f"{kind}_gradients": doubt.text if doubt and doubt.kind == kind else None for kind in ("wrong", "unchecked")
+    }
 
 
 def _row_json(row: Result) -> dict[str, Json]:

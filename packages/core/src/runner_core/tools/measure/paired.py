@@ -360,6 +360,7 @@ Outcome = Literal[
     "undecided",
     "learns otherwise",
     "wrong gradients",
+    "unchecked gradients",
     "failed",
     "too large",
     "not tried",

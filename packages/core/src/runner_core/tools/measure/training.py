@@ -249,14 +249,14 @@ def profiled(base: Mapping[str, Json], settings: Mapping[str, Json], seconds: fl
     return {"report": report, "fixes": [asdict(remedy) for remedy in remedies(setup, report)]}
 
 
-def wrong_kernels(base: Mapping[str, Json], settings: Mapping[str, Json], folder: str) -> str | None:
-    """Compare the kernels of these settings with plain operations; return what is wrong, None if nothing."""
+def gradients(base: Mapping[str, Json], settings: Mapping[str, Json], folder: str) -> Json:
+    """Compare the kernels of these settings with plain operations; return the facts of a `Doubt`, None if all agree."""
     setup = TrainingSpec.from_json(base).setup(settings)
     if not options(setup):
         return None
     data = open_data(setup, lambda text: None)
     found = remembered(setup, data) or verify(setup, data)
-    return found.text if found.status == "wrong" else None
+    return {"kind": found.status, "text": found.text} if found.status in ("wrong", "unchecked") else None
 
 
 def _lead(samples: Any, config: RunConfig, block: int) -> int:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from runner_core.base.errors import RunnerError
 from runner_core.base.files import size_text
@@ -254,6 +254,14 @@ class Turn:
 Answer = TypeVar("Answer", Ready, Turn)
 
 
+@dataclass(frozen=True)
+class Doubt:
+    """Why gradients cannot be trusted: they are wrong, or could not be compared."""
+
+    kind: Literal["wrong", "unchecked"]
+    text: str
+
+
 class Trial:
     """Settings by dotted name over those of `base`; every method raises TrialFailed, which closes the trial.
 
@@ -329,12 +337,15 @@ class Trial:
         self.close()
         return found["report"], [Remedy(**remedy) for remedy in found["fixes"]]
 
-    def wrong_kernels(self) -> str | None:
-        """Return what `verify-kernels` finds wrong with these settings, None if nothing. The trial is closed after."""
+    def doubt(self) -> Doubt | None:
+        """Compare the gradients of these settings with plain operations' as `verify-kernels` does.
+
+        Returns None if they agree. The trial is closed after.
+        """
         self._open()
-        found = self._ask("kernels", base=asdict(self.base), settings=self.settings)
+        found = self._ask("gradients", base=asdict(self.base), settings=self.settings)
         self.close()
-        return None if found is None else str(found)
+        return None if found is None else Doubt(**found)
 
     def steps(self, count: int) -> Turn:
         """Train for `count` steps (more if several go to the device at once), after a lead-in that is not counted.

@@ -30,7 +30,7 @@ from runner_core.tools.measure.paired import (
 )
 from runner_core.tools.measure.remedies import Candidate, LeftOut
 from runner_core.tools.measure.times import LEAST, Comparison, spread
-from runner_core.tools.measure.trial import SHARE_OF_RAM, Ready, Trial, TrialFailed
+from runner_core.tools.measure.trial import SHARE_OF_RAM, Doubt, Ready, Trial, TrialFailed
 from runner_core.training.assembly import TrainingSpec
 
 WORTH = 1.01
@@ -258,18 +258,19 @@ class Tuning:
         row.reason = row.agreement.text
         if not row.agreement.agrees:
             row.outcome = "learns otherwise"
-        elif wrong := self._wrong_kernels(rival.trial.settings, row.case.settings):
-            row.outcome, row.reason = "wrong gradients", wrong
+        elif doubt := self._doubt(rival.trial.settings, row.case.settings):
+            row.outcome = "wrong gradients" if doubt.kind == "wrong" else "unchecked gradients"
+            row.reason = doubt.text
 
-    def _wrong_kernels(self, settings: Settings, new: Settings) -> str | None:
-        """Return what is wrong with the gradients of `settings`, of which some are `new`; None if nothing.
+    def _doubt(self, settings: Settings, new: Settings) -> Doubt | None:
+        """Return why the gradients of `settings`, of which some are `new`, cannot be trusted; None if they can.
 
-        Losses of a few steps may agree though gradients do not. Raises TrialFailed if they cannot be compared.
+        Losses of a few steps may agree though gradients do not. Raises TrialFailed if the comparison's process ends.
         """
         if all(name.startswith(_DATA_ONLY) for name in new):
             return None
         with Trial(self.base, "gradients", settings, memory_bytes=self._limit()) as trial:
-            return trial.wrong_kernels()
+            return trial.doubt()
 
     def _rounds(self, rounds: Rounds, until: float) -> None:
         """Run rounds until a decision is possible, or until `until`."""

@@ -41,13 +41,13 @@ def main() -> int:
         what = request.pop("do")
         try:
             # loader processes import this module, too
-            from runner_core.tools.measure.training import Training, prepared, profiled, wrong_kernels
+            from runner_core.tools.measure.training import Training, gradients, prepared, profiled
 
             if what in ("start", "prepare"):
                 begin: Any = Training.begin if what == "start" else prepared
                 training, answer = begin(**request, folder=folder, say=lambda text: _tell(answers, {"say": text}))
-            elif what in ("profile", "kernels"):
-                answer = (profiled if what == "profile" else wrong_kernels)(**request, folder=folder)
+            elif what in ("profile", "gradients"):
+                answer = (profiled if what == "profile" else gradients)(**request, folder=folder)
             else:
                 answer = getattr(training, what)(**request)
         except Exception as error:
