@@ -218,3 +218,23 @@ def test_a_second_interruption_in_training_names_the_checkpoint_to_go_on_from(
     assert "nothing was trained, the run is as it was" in capsys.readouterr().err
     assert (here / "run" / "summary.json").read_bytes() == before
     assert main(["toy", "train", "--resume", "run"]) == 0
+
+
+def test_workers_end_although_closing_the_checkpoints_fails(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runner_core.training.assembly import Loaders
+    from runner_core.training.keeping import Keeper
+
+    closed = []
+    close = Loaders.close
+
+    def noted(self: Loaders) -> None:
+        closed.append(self)
+        close(self)
+
+    def fails(self: Keeper) -> None:
+        raise ZeroDivisionError("closing the checkpoints")
+
+    monkeypatch.setattr(Loaders, "close", noted)
+    monkeypatch.setattr(Keeper, "close", fails)
+    assert main([*SHORT, "2"]) == 1
+    assert len(closed) == 1

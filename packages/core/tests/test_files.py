@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from runner_core import BadInput, Record, refuse_special_file, walk
 from runner_core.base.files import hash_file
-from runner_core.base.writing import full_disk, write_once
+from runner_core.base.writing import full_disk, whole_file, whole_folder, write_once
 from runner_core.config.yamlfile import read_yaml
 from runner_core.data.cache.identity import identify
 from runner_core.data.pipeline import local
@@ -134,3 +134,18 @@ def test_a_file_that_is_written_once_has_the_mode_of_others_and_is_kept(tmp_path
     assert (tmp_path / "table.csv").read_text(encoding="utf-8") == "first: é"
     assert (tmp_path / "table.csv").stat().st_mode & 0o777 == 0o644
     assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+
+
+def test_processes_with_one_id_on_two_machines_do_not_write_into_each_others_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    with whole_file(tmp_path / "a.npy") as one, whole_file(tmp_path / "a.npy") as other:
+        assert one != other
+        assert one.suffix == other.suffix == ".npy"
+        one.write_text("one")
+        other.write_text("other")
+    assert (tmp_path / "a.npy").read_text() == "one"
+    with whole_folder(tmp_path / "b") as one, whole_folder(tmp_path / "c") as other:
+        assert one.parent == other.parent == tmp_path
+    assert {path.name for path in tmp_path.iterdir()} == {"a.npy", "b", "c"}

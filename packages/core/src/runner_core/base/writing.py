@@ -64,6 +64,11 @@ def move(source: Path, target: Path) -> None:
 # ------------------------------------------------------------ whole or not at all
 
 
+def _own_word() -> str:
+    """Return a word for temporary names that no other process has, on whatever machine: process ids repeat there."""
+    return os.urandom(4).hex()
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a hidden path beside `path` to write, renamed to `path` at the end, removed after an error.
@@ -71,7 +76,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     The hidden name keeps the suffixes, by which libraries choose a format. An OSError names `path`, which is the name
     that the user knows.
     """
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    temporary = path.with_name(f".{_own_word()}.{path.name}")
     try:
         yield temporary
         flush(temporary)
@@ -90,7 +95,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
     `folder` must be empty or not exist.
     """
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    temporary = folder.with_name(f".{folder.name}.{_own_word()}")
     try:
         temporary.mkdir(parents=True)
         yield temporary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -210,12 +210,13 @@ class _Run:
         return summary
 
     def close(self) -> None:
-        self.display.stop()
-        if self.verification is not None:
-            self.verification.close()
-        self.loop.watching.close()
-        self.keeper.close()
-        self.parts.loaders.close()
+        with ExitStack() as closing:  # one that fails keeps none of the others open
+            closing.callback(self.parts.loaders.close)
+            closing.callback(self.keeper.close)
+            closing.callback(self.loop.watching.close)
+            if self.verification is not None:
+                closing.callback(self.verification.close)
+            closing.callback(self.display.stop)
 
     def _report(self, finding: Finding, step: int, epoch: int) -> None:
         announce(finding, step, epoch, self.display.say, self.sinks.event)
