@@ -249,7 +249,7 @@ def test_without_labels_the_headline_is_what_can_be_said() -> None:
     assert found is not None
     assert next(iter(found.scores)) == "retrieval"
     assert math.isfinite(found.scores["retrieval"])
-    assert all(math.isnan(found.scores[name]) for name in ("probe", "knn", "probe_well", "knn_well", "plate"))
+    assert all(math.isnan(found.scores[name]) for name in ("probe", "knn", "probe_well", "knn_well", "plate", "batch"))
     assert judge(predicted(sites=1)[:2], CellPredictConfig()) is not None
     assert judge(predicted()[:1], CellPredictConfig()) is None
 

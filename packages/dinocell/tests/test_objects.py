@@ -156,6 +156,32 @@ def test_the_channel_of_nuclei() -> None:
         fields.nuclei_channel(["ER", "DNA"], "dna")
 
 
+def test_a_wrong_channel_of_nuclei_is_refused_once(plate: Path) -> None:
+    with pytest.raises(BadInput, match=r"data\.nuclei is Ch1; .*there are the channels 1, 2"):
+        files.find_records(plate, config(cells="find", nuclei="Ch1"))
+    assert len(files.find_records(plate, config(cells="find", nuclei="2"))) == 2
+
+
+def test_cells_that_could_be_of_two_plates_are_refused(tmp_path: Path) -> None:
+    """A table without batches, where two batches have a plate of one name; with that column it is read."""
+    lines = ["source,batch,plate,well,site,channel,path"]
+    for batch in ("b1", "b2"):
+        path = tmp_path / f"{batch}.tif"
+        tifffile.imwrite(path, np.arange(4096, dtype=np.uint16).reshape(64, 64), photometric="minisblack")
+        lines.append(f"s,{batch},p,A01,1,DNA,{path.name}")
+    (tmp_path / "images.csv").write_text("\n".join(lines))
+    cells = tmp_path / "cells.csv"
+    settings = config(cells=str(cells), manifest=str(tmp_path / "images.csv"))
+    cells.write_text("plate,well,site,y,x\np,A01,1,5,6\n")
+    with pytest.raises(
+        BadInput, match=r"of p/A01/1 could be those of s/b1/p/A01/1 or of s/b2/p/A01/1\. Add the column batch"
+    ):
+        files.find_records(tmp_path, settings)
+    cells.write_text("batch,plate,well,site,y,x\nb1,p,A01,1,5,6\nb2,p,A01,1,7,8\n")
+    found = [np.frombuffer(record.centres, np.float32).tolist() for record in files.find_records(tmp_path, settings)]
+    assert found == [[1, 5, 6], [1, 7, 8]]
+
+
 def test_a_table_of_other_fields_is_refused(plate: Path) -> None:
     (plate / "cells.csv").write_text("plate,well,site,y,x\nq,A01,1,5,6\n")
     with pytest.raises(BadInput, match=r"no field is in .*cells.csv"):

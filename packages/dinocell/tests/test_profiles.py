@@ -115,7 +115,7 @@ def table(controls: tuple[str, ...], drop: int | None = None) -> Any:
     methods = {"network": values, "pixel statistics": np.random.default_rng(1).normal(size=values.shape)}
     settings = CellPredictConfig(controls=controls, neighbours=5)
     return profiles.table(
-        methods, profiles.Wells(label, plate, well, control, np.ones(len(label), bool)), settings, fault
+        methods, profiles.Wells(label, plate, plate // 2, well, control, np.ones(len(label), bool)), settings, fault
     )
 
 
@@ -124,10 +124,27 @@ def test_normalisation_takes_the_plate_out_and_lets_compounds_be_found() -> None
     rows = {str(name): dict(zip(found.columns[1:], values, strict=True)) for name, *values in found.rows}
     raw, by_plate = rows["network, as they are"], rows["network, normalised"]
     assert raw["plate"] > 0.6 > by_plate["plate"]
+    assert (raw["chance"], raw["chance (batch)"]) == (1 / 4, 1 / 2)
     assert by_plate["compound"] > raw["compound"] + 0.1
     assert by_plate["compound"] > rows["pixel statistics, normalised"]["compound"] + 0.1
     assert len(rows) == 6
     assert "Profiles of 96 wells, normalised by 32 control wells." in found.title
+
+
+@pytest.mark.parametrize("shift", [0.0, 8.0])
+def test_a_batch_is_told_from_its_other_plates(shift: float) -> None:
+    """Before normalisation, if it shifts the profiles; never after that, nor if only plates differ."""
+    values, meta = screen(plates=6)
+    plate, well = meta.Metadata_Plate.to_numpy(), meta.Metadata_Well.to_numpy()
+    made, batch = np.random.default_rng(1), plate // 3
+    values = values - of_wells(values, plate)[plate] + made.normal(size=(6, 6))[plate] / 4
+    values += shift * made.normal(size=(2, 6))[batch]
+    everywhere = np.ones(len(plate), bool)
+    wells = profiles.Wells(plate * 0, plate, batch, well, ~everywhere, everywhere)
+    raw, by_plate, _ = profiles.table({"network": values}, wells, CellPredictConfig(neighbours=5)).rows
+    assert (raw[5] > 0.95) == bool(shift)
+    assert by_plate[5] < 0.65
+    assert raw[6] == 0.5
 
 
 def test_what_cannot_be_said_is_left_out_with_the_reason() -> None:

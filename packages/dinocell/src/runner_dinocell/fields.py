@@ -140,7 +140,7 @@ def nuclei_channel(channels: Sequence[str], wanted: str | None) -> str:
         return next((name for name in channels if _DNA.search(name)), channels[0])
     if wanted not in channels:
         near = did_you_mean(wanted, channels)
-        raise BadInput(f"data.nuclei is {wanted}{near}; the field has the channels {', '.join(channels)}")
+        raise BadInput(f"data.nuclei is {wanted}{near}; there are the channels {', '.join(channels)}")
     return wanted
 
 

@@ -29,7 +29,7 @@ from runner_core import (
 
 from runner_dinocell import labels, manifest, names, objects, sources, tiff
 from runner_dinocell.config import CellConfig
-from runner_dinocell.fields import Field
+from runner_dinocell.fields import Field, nuclei_channel
 from runner_dinocell.manifest import Image, Table
 from runner_dinocell.names import FieldName, Name
 
@@ -72,6 +72,8 @@ def find_records(
         chosen = _chosen(root, found, tuple(channels or config.data.channels), mixed)
     in_table = not labelled or (table is not None and config.data.label in table.names)
     label = own.get if in_table else _labels(top, config)
+    if config.data.nuclei is not None:
+        nuclei_channel(chosen, config.data.nuclei)  # a wrong one is refused once, not for each field
     records = [_record(field, found[field], chosen, label(field)) for field in sorted(found, key=_by_number)]
     if table is not None:
         records = _grouped(table, records)
@@ -104,6 +106,7 @@ def _with_cells(root: Location, records: Sequence[Field], config: CellConfig) ->
         place = location(str(kind))
         table = Table(str(place), sources.content(place, config.remote, manifest.MOST_BYTES))
         cells = objects.of_table(table)
+        _refuse_shared(table, cells, records)
         found = [replace(record, centres=_centres(cells, record.name)) for record in records]
         without = [record.key for record in found if not record.centres]
         where = f"is in {table.where} (source, batch, plate, well and site must agree, as far as it has them)"
@@ -119,11 +122,31 @@ def _with_cells(root: Location, records: Sequence[Field], config: CellConfig) ->
 
 
 def _centres(cells: Mapping[FieldName, Array], field: FieldName) -> bytes:
-    """Return the cells of a field as bytes; a table may lack source and batch."""
-    for name in (field, ("", *field[1:]), ("", "", *field[2:])):
-        if name in cells:
-            return bytes(cells[name].tobytes())
-    return b""
+    """Return the cells of a field as bytes."""
+    name = _in_table(cells, field)
+    return b"" if name is None else bytes(cells[name].tobytes())
+
+
+def _in_table(cells: Mapping[FieldName, Array], field: FieldName) -> FieldName | None:
+    """Return the name of a field in a table of cells, which may lack source and batch; None if it is not there."""
+    source, batch, plate, well, site = field
+    above = ((source, batch), ("", batch), (source, ""), ("", ""))
+    names = ((*one, plate, well, site) for one in above)
+    return next((name for name in names if name in cells), None)
+
+
+def _refuse_shared(table: Table, cells: Mapping[FieldName, Array], records: Sequence[Field]) -> None:
+    """Raise BadInput if cells could belong to fields of two plates, because the table does not say which."""
+    owner: dict[FieldName, Field] = {}
+    for record in records:
+        name = _in_table(cells, record.name)
+        if name is None or (other := owner.setdefault(name, record)) is record:
+            continue
+        lacks = [what for what in ("source", "batch") if getattr(record, what) != getattr(other, what)]
+        raise BadInput(
+            f"{table.where}: its cells of {_key(name)} could be those of {other.key} or of {record.key}. Add the "
+            f"column {' and '.join(lacks)}."
+        )
 
 
 def _grouped(table: Table, records: Sequence[Field]) -> list[Field]:

@@ -26,6 +26,7 @@ WHAT = {
     "probe_well": "well position, linear probe",
     "knn_well": "well position, k-NN",
     "plate": "plate, k-NN over other wells (lower is better)",
+    "batch": "batch, k-NN over other plates (lower is better)",
 }
 """The scores, and their names in tables."""
 UNTRAINED = "untrained network"
@@ -39,6 +40,8 @@ class Known(NamedTuple):
 
     label: Array
     plate: Array
+    batch: Array
+    """Of a source; plates of a batch share its stains and days."""
     well: Array
     """Position: A01 is the same on each plate."""
     place: Array
@@ -114,6 +117,7 @@ def scores(features: Array, known: Known, neighbours: int) -> dict[str, Score]:
         "probe_well": held_out(features, known.well, known.plate, known.asked, probe),
         "knn_well": held_out(features, known.well, known.plate, known.asked, nearest),
         "plate": held_out(features, known.plate, known.well, known.asked, nearest),
+        "batch": held_out(features, known.batch, known.plate, known.asked, nearest),
     }
 
 
@@ -123,6 +127,7 @@ def _known(predicted: Sequence[Predicted]) -> Known:
     return Known(
         label=_numbers([field.label for field in fields]),
         plate=_numbers([field.whole_plate for field in fields]),
+        batch=_numbers([f"{field.source}/{field.batch}" for field in fields]),
         well=_numbers([field.well for field in fields]),
         place=_numbers([f"{field.whole_plate}/{field.well}" for field in fields]),
         asked=unseen if unseen.any() else ~unseen,
@@ -174,7 +179,7 @@ def _profiles(
         return []
     first = np.unique(known.place, return_index=True)[1]
     of_wells = {name: profiles.of_wells(features, known.place) for name, features in methods.items()}
-    wells = profiles.Wells(known.label, known.plate, known.well, control, known.asked).only(first)
+    wells = profiles.Wells(known.label, known.plate, known.batch, known.well, control, known.asked).only(first)
     return [profiles.table(of_wells, wells, settings, profiles.unknown_controls(settings.controls, labels))]
 
 

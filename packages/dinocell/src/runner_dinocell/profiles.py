@@ -111,6 +111,7 @@ class Wells(NamedTuple):
     label: Array
     """Numbers, −1 if not known."""
     plate: Array
+    batch: Array
     position: Array
     control: Array
     """bool: the wells that plates are normalised by; if none, all wells of a plate."""
@@ -133,17 +134,16 @@ def table(methods: Mapping[str, Array], wells: Wells, settings: CellPredictConfi
     plate, control, asked = wells.plate, wells.control, wells.asked
     reference = control if control.any() else np.ones(len(plate), bool)
     usable = np.isin(plate, np.unique(plate[reference]))
-    rows: list[list[str | float]] = []
+    judged, rows = wells.only(usable), list[list[str | float]]()
     for name, own in methods.items():
         by_plate = normalised(own, plate, reference, settings.normalise)[usable]
         steps = {"as they are": own[usable], "normalised": by_plate}
         known = by_plate[reference[usable]]
         if len(known) > 2:
             steps["sphered"] = sphered(by_plate, known, settings.sphering)
-        rows += [[f"{name}, {step}", *_scores(values, wells.only(usable), settings)] for step, values in steps.items()]
-    return Table(
-        "profiles", _title(control, asked, usable, fault), ["profiles", "replicate", "compound", "plate"], rows
-    )
+        rows += [[f"{name}, {step}", *_scores(values, judged, settings)] for step, values in steps.items()]
+    columns = ["profiles", "replicate", "compound", "plate", "chance", "batch", "chance (batch)"]
+    return Table("profiles", _title(control, asked, usable, fault), columns, rows)
 
 
 def _title(control: Array, asked: Array, usable: Array, fault: str) -> str:
@@ -152,7 +152,7 @@ def _title(control: Array, asked: Array, usable: Array, fault: str) -> str:
         f"Profiles of {counted(int((asked & usable).sum()), 'well')}, normalised by {by}",
         "Mean average precision, the mean over labels: replicate, wells of the same label before controls; compound, "
         "wells of the same label on other plates before other labels",
-        "plate: k-NN over other positions (lower is better)",
+        "plate: k-NN over other positions; batch: k-NN over other plates (of both, lower is better, down to chance)",
     ]
     if (asked & ~usable).any():
         parts.append(f"{counted(int((asked & ~usable).sum()), 'well')} left out, on plates without controls")
@@ -164,8 +164,11 @@ def _title(control: Array, asked: Array, usable: Array, fault: str) -> str:
 
 
 def _scores(values: Array, wells: Wells, settings: CellPredictConfig) -> list[float]:
-    """Return replicate and compound mean average precision, and how well the plate can be told."""
-    label, plate, position, control, asked = wells
+    """Return replicate and compound mean average precision, and how well plate and batch can be told, each by chance.
+
+    A batch is told from wells of its other plates. Where there is one plate or one batch, that is NaN.
+    """
+    label, plate, batch, position, control, asked = wells
     same = (label[:, None] == label) & (label >= 0)
     apart = (label[:, None] != label) & (label >= 0) & (label[:, None] >= 0)
     judged = np.where(asked & ~control, label, -1)
@@ -176,4 +179,7 @@ def _scores(values: Array, wells: Wells, settings: CellPredictConfig) -> list[fl
     ):
         precision = np.where(judged >= 0, average_precision(values, positive, negative), np.nan)
         found.append(mean_over(precision, judged))
-    return [*found, held_out(values, plate, position, asked, knn(settings.neighbours)).value]
+    for classes, groups in ((plate, position), (batch, plate)):
+        told = held_out(values, classes, groups, asked, knn(settings.neighbours))
+        found += [told.value, told.chance]
+    return found
