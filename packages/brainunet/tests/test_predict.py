@@ -258,3 +258,18 @@ def colours(picture: np.ndarray) -> set[tuple[int, ...]]:
 def test_the_baseline_is_worse_than_the_truth(project: BrainUNet, write_head) -> None:
     (record,) = project.records(write_head().parent)
     assert project.score(record, project.baseline(cropped(project, record)))["dice"] < 0.9
+
+
+def test_layers_lie_as_radiologists_look_at_them() -> None:
+    """Slices go upwards, rows backwards, and columns to the patient's left."""
+    from runner_brainunet.figures import layers
+
+    ras = np.arange(4 * 5 * 6).reshape(4, 5, 6)
+    scan, truth, found = layers(ras, ras > 50, ras > 60, (1.0, 2.0, 3.0))
+    assert [layer.name for layer in (scan, truth, found)] == ["scan", "annotated", "prediction"]
+    assert scan.values.shape == (6, 5, 4)
+    assert scan.spacing == found.spacing == (3.0, 2.0, 1.0)
+    for x, y, z in ((0, 0, 0), (3, 1, 2), (1, 4, 5)):
+        assert scan.values[z, 4 - y, 3 - x] == ras[x, y, z]
+        assert found.values[z, 4 - y, 3 - x] == (ras[x, y, z] > 50)
+        assert truth.values[z, 4 - y, 3 - x] == (ras[x, y, z] > 60)

@@ -127,3 +127,8 @@ def test_a_run_that_has_begun_gives_its_own_settings(late: Path, request: pytest
 
 def _without(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
+
+
+def test_the_project_has_the_settings_of_the_line(late: Path) -> None:
+    found = parsed("check", "--train.seed", "7").made_project
+    assert (found.name, found.config.train.seed) == ("toy", 7)

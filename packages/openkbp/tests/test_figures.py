@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_openkbp.drawing import DOSE_COLOURS, Scale, dashes
-from runner_openkbp.figures import COLOURS, figure
+from runner_openkbp.figures import COLOURS, figure, layers
 from runner_openkbp.files import find_records, read_patient
-from runner_openkbp.rois import GRID, POSSIBLE, ROIS, bit, unpack
+from runner_openkbp.rois import GRID, POSSIBLE, ROIS, TARGETS, bit, unpack
 
 PLACES = np.array([1 << 16, 1 << 8, 1])
 
@@ -78,3 +78,19 @@ def test_dashes_cover_their_share_of_a_line(points: list[tuple[float, float]]) -
     assert all(size <= 9 + 1e-6 for size in drawn)
     periods = whole // 15
     assert sum(drawn) == pytest.approx(9 * periods + min(9, whole - 15 * periods), abs=1e-5)
+
+
+def test_layers_are_axial_and_show_targets_over_organs(patient: Any) -> None:
+    """Slices go from head to feet, rows backwards, columns to the patient's left, as the grid's axes do."""
+    target, organ = bit(TARGETS[2]), bit("SpinalCord")
+    patient.masks[3, 4, 5] = 1 << target | 1 << organ
+    ct, dose, predicted, regions = layers(patient, patient.dose + 1)
+    assert [layer.name for layer in (dose, predicted)] == ["dose (Gy)", "predicted dose (Gy)"]
+    assert ct.spacing == tuple(patient.voxel_mm[[2, 0, 1]])
+    assert ct.values[5, 3, 4] == patient.ct[3, 4, 5]
+    assert predicted.values[5, 3, 4] == dose.values[5, 3, 4] + 1 == patient.dose[3, 4, 5] + 1
+    names = {label.value: label.name for label in regions.labels}
+    assert names[regions.values[5, 3, 4]] == TARGETS[2]
+    assert regions.labels[0].colour == COLOURS[ROIS[0]]
+    patient.dose = None
+    assert [layer.name for layer in layers(patient, None)] == ["CT", "regions"]

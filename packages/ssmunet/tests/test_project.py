@@ -15,6 +15,7 @@ from runner_core.testing import cropped, prepared
 from runner_ssmunet import statistics
 from runner_ssmunet.classes import numbers
 from runner_ssmunet.config import SSMConfig, default, demo, ssmunet_3
+from runner_ssmunet.outputs import SpectraPredictOptions
 from runner_ssmunet.project import SSMUNet
 from runner_ssmunet.steps.operations import applied
 from runner_ssmunet.steps.pipeline import operations_of
@@ -261,6 +262,9 @@ def test_a_prediction_has_the_grid_of_the_file(project: SSMUNet, write_core: Wri
     assert found.attention.sum() == pytest.approx(1, abs=1e-3)
     for path in project.write(record, found, tmp_path / "out"):
         assert project.checks().grid(path) == project.checks().grid(record.files["core"]) == list(mask.shape)
+    project.predict_options = SpectraPredictOptions(ome_tiff=True, geojson=True)
+    written = project.write(record, found, tmp_path / "more")
+    assert [path.name.partition("_classes")[2] for path in written] == [".png", ".npz", ".ome.tif", ".geojson"]
     assert project.score(record, found) == {}
     assert project.score(records[0], found)["pixels"] == (np.load(records[0].files["core"])["y"] > 0).sum()
 

@@ -27,7 +27,7 @@ _SCAN = re.compile(
     r"(?P<sub>sub-[a-zA-Z0-9]+)(?:_(?P<ses>ses-[a-zA-Z0-9]+))?"
     r"(?:_(?:task|acq|ce|rec|run|echo|part|chunk)-[a-zA-Z0-9]+)*_T1w"
 )
-_IGNORED = "figures/\n**/figures/\n*.jpg\nqc.html\nvolumes.tsv\n"
+_IGNORED = "figures/\n**/figures/\n*.jpg\nqc.html\nvolumes.tsv\nlabels_itksnap.txt\nlabels_slicer.ctbl\n"
 _README = (
     "# Brain masks\n\nWritten by {name} {version}. `volumes.tsv` has the volume of each brain; `qc.html` shows the "
     "masks, the most doubtful first.\n"
