@@ -1,4 +1,7 @@
-"""Resampling from a scanner's grid to the network's (canonical RAS, isotropic) and back."""
+"""Resampling from a scanner's grid to the network's (canonical RAS, isotropic) and back.
+
+Needs NumPy alone: exports carry this file along.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from nibabel import orientations
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -20,8 +22,8 @@ SAME = 0.01
 class Grid:
     """A scanner's grid and the network's grid on the same centre.
 
-    `shape` is the scanner's grid (voxels), `orientation` nibabel's (axis, direction) pairs that make it RAS, `spacing`
-    the mm per axis of the RAS grid. `model_shape` and `model_spacing` are the network's grid (RAS).
+    `shape` is the scanner's grid (voxels), `orientation` the (axis, direction) pairs that make it RAS, `spacing` the mm
+    per axis of the RAS grid. `model_shape` and `model_spacing` are the network's grid (RAS).
     """
 
     shape: tuple[int, ...]
@@ -37,13 +39,14 @@ class Grid:
         `affine` (4, 4) maps voxel to world and may be oblique. `unit` is mm per unit of the affine. `spacing` (mm) is
         the network's.
         """
-        orientation = orientations.io_orientation(affine).astype(int)
-        ras_shape = [int(n) for n in np.asarray(shape)[np.argsort(orientation[:, 0])]]
-        size = np.sqrt((np.asarray(affine, float)[:3, :3] ** 2).sum(0))[np.argsort(orientation[:, 0])] * unit
+        orientation = orientation_of(affine)
+        order = np.argsort([axis for axis, _ in orientation])
+        ras_shape = [int(n) for n in np.asarray(shape)[order]]
+        size = np.sqrt((np.asarray(affine, float)[:3, :3] ** 2).sum(0))[order] * unit
         close = [abs(s / spacing - 1) < SAME for s in size]
         return cls(
             shape=tuple(int(n) for n in shape),
-            orientation=tuple((int(a), int(d)) for a, d in orientation),
+            orientation=orientation,
             spacing=tuple(float(s) for s in size),
             model_shape=tuple(
                 n if same else max(1, round(n * s / spacing)) for n, s, same in zip(ras_shape, size, close, strict=True)
@@ -72,7 +75,7 @@ class Grid:
 
     def to_ras(self, volume: Array) -> Array:
         """Return the scanner's voxels in the order right, anterior, superior (a view)."""
-        return orientations.apply_orientation(volume, np.asarray(self.orientation))
+        return _flipped(volume, self.orientation).transpose(np.argsort([axis for axis, _ in self.orientation]))
 
     def to_model(self, volume: Array) -> Array:
         """Resample from the scanner's grid to the network's: float32, linear with anti-aliasing."""
@@ -81,9 +84,28 @@ class Grid:
     def to_scanner(self, volume: Array) -> Array:
         """Resample from the network's grid to the scanner's: float32, linear."""
         ras = _resample(volume, self.ras_shape, self.model_spacing, self.spacing)
-        # apply_orientation maps the input's axis i to axis orientation[i, 0]; undo both steps
-        back = orientations.ornt_transform(np.array([[0, 1], [1, 1], [2, 1]]), np.asarray(self.orientation))
-        return np.ascontiguousarray(orientations.apply_orientation(ras, back))
+        return np.ascontiguousarray(_flipped(ras.transpose([axis for axis, _ in self.orientation]), self.orientation))
+
+
+def orientation_of(affine: Array) -> tuple[tuple[int, int], ...]:
+    """Return for each axis of the voxels the axis of RAS that it is nearest to, and 1, or −1 if it runs against it.
+
+    Oblique and sheared axes are first replaced by the nearest right-angled ones (polar decomposition). Then the axes
+    choose in turn, the clearest first, so that none is chosen twice.
+    """
+    columns = np.asarray(affine, float)[:3, :3]
+    left, _, right = np.linalg.svd(columns / np.sqrt((columns**2).sum(0)))
+    rotation = left @ right
+    found: dict[int, tuple[int, int]] = {}
+    for axis in np.argsort(np.min(-(rotation**2), axis=0)):
+        world = int(np.argmax(np.abs(rotation[:, axis])))
+        found[int(axis)] = world, 1 if rotation[world, axis] > 0 else -1
+        rotation[world] = 0
+    return found[0], found[1], found[2]
+
+
+def _flipped(volume: Array, orientation: Sequence[tuple[int, int]]) -> Array:
+    return volume[tuple(slice(None, None, direction) for _, direction in orientation)]
 
 
 def _resample(volume: Array, shape: Sequence[int], old: Sequence[float], new: Sequence[float]) -> Array:

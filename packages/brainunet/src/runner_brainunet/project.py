@@ -36,6 +36,7 @@ from runner_core import (
     Record,
     RowSamples,
     Samples,
+    Standalone,
     Statistics,
     Step,
     Store,
@@ -326,6 +327,11 @@ class BrainUNet(Project):
         from runner_brainunet.export import export
 
         return export(model, folder, self.config)
+
+    def standalone(self) -> Standalone:
+        from runner_brainunet.standalone import standalone
+
+        return standalone(self.config)
 
     def checks(self) -> Checks:
         return Checks(
