@@ -86,6 +86,7 @@ def test_layers_are_axial_and_show_targets_over_organs(patient: Any) -> None:
     patient.masks[3, 4, 5] = 1 << target | 1 << organ
     ct, dose, predicted, regions = layers(patient, patient.dose + 1)
     assert [layer.name for layer in (dose, predicted)] == ["dose (Gy)", "predicted dose (Gy)"]
+    assert (dose.visible, predicted.visible) == (False, True)
     assert ct.spacing == tuple(patient.voxel_mm[[2, 0, 1]])
     assert ct.values[5, 3, 4] == patient.ct[3, 4, 5]
     assert predicted.values[5, 3, 4] == dose.values[5, 3, 4] + 1 == patient.dose[3, 4, 5] + 1

@@ -27,7 +27,8 @@ def case(key: str) -> Case:
     labels[2, :3], labels[2, 3:] = 1, 7
     scan = np.arange(labels.size, dtype=np.int16).reshape(labels.shape)
     layers = [
-        Layer("scan", scan, SPACING), Layer("dose", scan * 0.5, SPACING, colours="turbo", visible=False),
+        Layer("scan", scan, SPACING),
+        Layer("dose", scan * 0.5, SPACING, colours="inferno", limits=(0, 9), visible=False),
         Layer("annotated", labels > 0, SPACING, labels=NAMED[:1]), Layer("prediction", labels, SPACING, labels=NAMED),
     ]  # fmt: skip
     return Case(key, "dice 0.5", layers)
@@ -45,7 +46,7 @@ def test_layers_have_names_sizes_units_and_colours() -> None:
     for layer in viewer.layers:
         assert tuple(layer.scale) == SPACING
         assert {str(unit) for unit in layer.units} == {"millimeter"}
-    assert dose.blending == "additive"
+    assert (dose.blending, dose.contrast_limits) == ("additive", [0, 9])
     assert scan.colormap.name == "gray"
     assert (annotated.contour, prediction.contour) == (1, 0)
     assert np.array_equal(prediction.data, case("a").layers[3].values)

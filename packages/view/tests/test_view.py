@@ -165,6 +165,8 @@ def test_the_first_slice_is_the_one_to_look_at() -> None:
     assert best_slice([scan, layer(drawn), layer(found)]) == 3  # where they differ
     assert best_slice([scan, layer(drawn), layer(drawn)]) == 2  # they are equal: where there is most
     assert best_slice([scan, layer(found)]) == 2
+    ignored = np.where(drawn, 1, 2)  # not annotated elsewhere: no difference
+    assert best_slice([scan, layer(ignored), layer(found)]) == 3
     assert best_slice([scan]) == 2  # the middle
     dose = np.zeros((5, 4, 4), np.float32)
     dose[4, 0, 0] = np.nan

@@ -58,9 +58,14 @@ def layers(patient: Patient, prediction: Array | None) -> list[Layer]:
     named = tuple(Label(value, roi, COLOURS[roi]) for value, roi in enumerate(ROIS, 1))
     wanted = {"dose (Gy)": patient.dose, "predicted dose (Gy)": prediction}
     doses = {name: dose for name, dose in wanted.items() if dose is not None}
+    axial = {name: np.asarray(dose).transpose(2, 0, 1) for name, dose in doses.items()}
+    shown = [*doses][-1:]  # both at once would be added up
     return [
-        Layer("CT", patient.ct.transpose(2, 0, 1), spacing),
-        *(Layer(name, np.asarray(dose).transpose(2, 0, 1), spacing, colours="turbo") for name, dose in doses.items()),
+        Layer("CT", patient.ct.transpose(2, 0, 1), spacing, limits=SOFT_TISSUE),
+        *(
+            Layer(name, dose, spacing, colours="inferno", limits=(0, HOT), visible=name in shown)
+            for name, dose in axial.items()
+        ),
         Layer("regions", regions.transpose(2, 0, 1), spacing, labels=named, visible=False),
     ]
 

@@ -106,7 +106,7 @@ def _add(viewer: Any, case: Case) -> list[Any]:
                 made.contour, made.opacity = 1, 1.0
         else:
             over = {} if layer is images[0] else {"blending": "additive", "opacity": _OVER}
-            limits = _limits(layer.values)
+            limits = layer.limits or _limits(layer.values)
             made = viewer.add_image(layer.values, colormap=layer.colours, contrast_limits=limits, **over, **place)
         added.append(made)
     return added
@@ -141,10 +141,10 @@ def _to_slice(viewer: Any, layers: Sequence[Layer]) -> None:
 def best_slice(layers: Sequence[Layer]) -> int:
     """Return the slice to look at first.
 
-    It is where annotation and prediction differ most; with one layer of labels, where it has most; without, where the
-    last image is brightest.
+    It is where annotation and prediction differ most in their first label; with one layer of labels, where it has most;
+    without, where the last image is brightest.
     """
-    labels = [layer.values > 0 for layer in layers if layer.labels and layer.visible]
+    labels = [layer.values == layer.labels[0].value for layer in layers if layer.labels and layer.visible]
     if len(labels) > 1:
         shown: Array = labels[-1] != labels[-2]
         shown = shown if shown.any() else labels[-1]

@@ -37,5 +37,7 @@ class Layer:
     """What the values mean; an image has none."""
     colours: str = "gray"
     """Of an image: a colour map of matplotlib and napari, such as magma."""
+    limits: tuple[float, float] | None = None
+    """Of an image: the values at the ends of its colours. Without them the viewer chooses."""
     visible: bool = True
     """Whether it is shown at first."""
