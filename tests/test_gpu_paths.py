@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from runner_core.plugins.manager import Plugins
 from workspace import ROOT
 
 sys.path.insert(0, str(ROOT / "packages" / "core" / "tests" / "pretend"))
@@ -26,6 +27,20 @@ def documented_waits() -> dict[str, dict[str, int]]:
         project, text = (cell.strip() for cell in line.strip("|").split("|"))
         found[project] = {what: int(count) for count, what in re.findall(r"(\d+) × ([^,]+)", text)}
     return found
+
+
+LAYOUTS = {
+    "brainunet": {"small", "demo"},  # benchmarks.md, ablations.md: faster on a CPU
+    "vesuvius": {"default", "large", "nnunet", "resenc-m", "resenc-l", "resenc-xl", "small", "demo"},
+}
+"""Presets with channels last, by project: measured on a CPU, or for the reason that vesuvius' `default` names."""
+
+
+@pytest.mark.parametrize("project", ["brainunet", "dinocell", "openkbp", "ssmunet", "vesuvius"])
+def test_presets_choose_a_layout_or_compile_only_where_a_reason_is_known(project: str) -> None:
+    made = {name: make() for name, make in Plugins.load(project).project().presets.items()}
+    assert {name for name, config in made.items() if config.train.channels_last == "on"} == LAYOUTS.get(project, set())
+    assert {config.train.compile for config in made.values()} == {"auto"}
 
 
 @pytest.mark.slow

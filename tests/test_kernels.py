@@ -22,7 +22,7 @@ CASES = [
 
 
 @pytest.mark.weekly
-@pytest.mark.parametrize(("project", "flags"), CASES, ids=lambda value: " ".join(value) if value else "demo")
+@pytest.mark.parametrize(("project", "flags"), CASES, ids=[" ".join([name, *flags]) for name, flags in CASES])
 def test_the_kernels_of_a_demo_agree(runner, project, flags):
     done = runner(project, "verify-kernels", *flags, "--json")
     assert done.returncode == 0, done.stderr
