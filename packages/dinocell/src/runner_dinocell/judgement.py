@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 from runner_dinocell import classical, dropped, profiles
 from runner_dinocell.baseline import columns, count
 from runner_dinocell.config import CellPredictConfig
-from runner_dinocell.evaluate import Score, held_out, knn, probe, retrieval, standardised
+from runner_dinocell.evaluate import Score, held_out, knn, probe, retrieval, standardised, told
 from runner_dinocell.fields import Field
 from runner_dinocell.figures import embedding_map
 from runner_dinocell.whole import Embedded
@@ -26,7 +26,7 @@ WHAT = {
     "probe_well": "well position, linear probe",
     "knn_well": "well position, k-NN",
     "plate": "plate, k-NN over other wells (lower is better)",
-    "batch": "batch, k-NN over other plates (lower is better)",
+    "batch": "batch, linear probe over other plates (lower is better)",
 }
 """The scores, and their names in tables."""
 UNTRAINED = "untrained network"
@@ -116,8 +116,8 @@ def scores(features: Array, known: Known, neighbours: int) -> dict[str, Score]:
         "retrieval_map": sites.precision,
         "probe_well": held_out(features, known.well, known.plate, known.asked, probe),
         "knn_well": held_out(features, known.well, known.plate, known.asked, nearest),
-        "plate": held_out(features, known.plate, known.well, known.asked, nearest),
-        "batch": held_out(features, known.batch, known.plate, known.asked, nearest),
+        "plate": told(features, known.plate, known.well, known.asked, nearest),
+        "batch": told(features, known.batch, known.plate, known.asked, probe),
     }
 
 

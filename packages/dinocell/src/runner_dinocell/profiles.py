@@ -13,7 +13,7 @@ import numpy as np
 from runner_core import Array, Table, counted, did_you_mean
 
 from runner_dinocell.config import CellPredictConfig
-from runner_dinocell.evaluate import held_out, knn, unit_rows
+from runner_dinocell.evaluate import knn, probe, told, unit_rows
 
 MAD = 1.4826
 """A normal distribution's standard deviation, divided by its median absolute deviation."""
@@ -152,7 +152,8 @@ def _title(control: Array, asked: Array, usable: Array, fault: str) -> str:
         f"Profiles of {counted(int((asked & usable).sum()), 'well')}, normalised by {by}",
         "Mean average precision, the mean over labels: replicate, wells of the same label before controls; compound, "
         "wells of the same label on other plates before other labels",
-        "plate: k-NN over other positions; batch: k-NN over other plates (of both, lower is better, down to chance)",
+        "plate: k-NN over other positions; batch: linear probe over other plates (of both, lower is better, down "
+        "to chance; of all wells if those that are scored are of one)",
     ]
     if (asked & ~usable).any():
         parts.append(f"{counted(int((asked & ~usable).sum()), 'well')} left out, on plates without controls")
@@ -179,7 +180,8 @@ def _scores(values: Array, wells: Wells, settings: CellPredictConfig) -> list[fl
     ):
         precision = np.where(judged >= 0, average_precision(values, positive, negative), np.nan)
         found.append(mean_over(precision, judged))
-    for classes, groups in ((plate, position), (batch, plate)):
-        told = held_out(values, classes, groups, asked, knn(settings.neighbours))
-        found += [told.value, told.chance]
+    # the own batch has one plate less to be told from, so its wells must count more: the probe weighs classes equally
+    for classes, groups, classify in ((plate, position, knn(settings.neighbours)), (batch, plate, probe)):
+        score = told(values, classes, groups, asked, classify)
+        found += [score.value, score.chance]
     return found

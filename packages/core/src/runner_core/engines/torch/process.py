@@ -29,7 +29,9 @@ def read() -> Mapping[str, Any]:
 def write(found: Mapping[str, Any]) -> None:
     """Set this process's state to what `read` returned."""
     torch.set_num_threads(found["threads"])
-    torch.use_deterministic_algorithms(found["deterministic"], warn_only=found["warn_only"])
+    wanted = found["deterministic"], found["warn_only"]
+    if wanted != (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()):
+        torch.use_deterministic_algorithms(wanted[0], warn_only=wanted[1])  # imports a compiler, which takes a second
     cudnn = torch.backends.cudnn
     cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32 = found["cudnn"]
     torch.set_float32_matmul_precision(found["precision"])
