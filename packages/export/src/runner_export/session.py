@@ -83,10 +83,12 @@ def _refuse_pickle(file: Path) -> None:
     """Raise ValueError for a .pt2 with pickled parts, which PyTorch would run; `export` writes none."""
     with zipfile.ZipFile(file) as archive:
         for part in archive.infolist():
-            if "/sample_inputs/" in part.filename and part.file_size:
-                raise ValueError(f"{file}: it holds pickled examples; export it again")
-            if part.filename.endswith("_config.json") and b'"use_pickle": true' in archive.read(part):
-                raise ValueError(f"{file}: it holds pickled tensors; export it again")
+            pickled = part.filename.endswith(".pt") and part.file_size > 0  # examples, and weights of older releases
+            if part.filename.endswith("_config.json"):
+                tensors = json.loads(archive.read(part))["config"].values()
+                pickled = any(one["use_pickle"] is not False for one in tensors)
+            if pickled:
+                raise ValueError(f"{file}: {part.filename} is pickled, or names what is; export it again")
 
 
 _OPEN: dict[str, Callable[[Path, Sequence[str], Sequence[str], int], Infer]] = {

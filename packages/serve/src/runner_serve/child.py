@@ -149,11 +149,7 @@ def _numbers(files: Sequence[Path]) -> dict[str, str]:
     for file in (file for file in files if file.suffix == ".json" and file.stat().st_size <= _LARGEST_FACTS):
         values = json.loads(file.read_text(encoding="utf-8"))
         for name, value in values.items() if isinstance(values, dict) else ():
-            if (
-                isinstance(value, (int, float))
-                and not isinstance(value, bool)
-                and re.fullmatch(r"[A-Za-z]\w{,60}", name)
-            ):
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and _HEADER.fullmatch(name):
                 found.setdefault(f"X-Runner-{name.replace('_', '-')}", f"{value!r}")
     return dict(list(found.items())[:_MOST_FACTS])
 

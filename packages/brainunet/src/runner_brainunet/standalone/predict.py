@@ -14,6 +14,7 @@ import gzip
 import json
 import struct
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -179,7 +180,10 @@ def near(mask: Array, distance: float, spacing: tuple[float, ...]) -> Array:
 def read(path: Path) -> Scan:
     """Return a scan, its voxels as float32. Raises ValueError for a file that this script cannot read."""
     raw = path.read_bytes()
-    content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    try:
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: truncated or damaged ({error})") from error
     order = "<" if content[:4] == struct.pack("<i", 348) else ">"
     if len(content) < 352 or struct.unpack(f"{order}i", content[:4])[0] != 348 or content[344:348] != b"n+1\0":
         raise ValueError(f"{path}: not a single-file NIfTI-1 (.nii, .nii.gz)")
@@ -210,7 +214,9 @@ def read(path: Path) -> Scan:
         affine = _quaternion(value("8f", 76), value("6f", 256))
     else:
         raise ValueError(f"{path}: neither qform nor sform, so that left and right are unknown")
-    return Scan(content[:348], order, affine, _MILLIMETRES[content[123] & 7], voxels)
+    if (unit := _MILLIMETRES.get(content[123] & 7)) is None:
+        raise ValueError(f"{path}: its header's unit of length is none of NIfTI's")
+    return Scan(content[:348], order, affine, unit, voxels)
 
 
 def _quaternion(pixdim: tuple[float, ...], numbers: tuple[float, ...]) -> Array:
@@ -241,6 +247,10 @@ def write(scan: Scan, mask: Array, path: Path) -> None:
     path.write_bytes(gzip.compress(bytes(header) + bytes(4) + mask.astype(np.uint8).tobytes(order="F"), mtime=0))
 
 
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".nii")
+
+
 def main() -> int:
     """Predict the scans that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -248,19 +258,21 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the masks")
     parser.add_argument("--threads", type=int, default=0, help="processor cores; 0: all")
     options = parser.parse_args()
+    targets = [options.out / f"{_stem(path)}_brainmask.nii.gz" for path in options.scans]
+    if len({*targets}) < len(targets):
+        parser.error("two scans have the same name, and so would their masks: predict them into folders of their own")
     settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
     infer = session.load(threads=options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     failed = 0
-    for path in options.scans:
+    for path, target in zip(options.scans, targets, strict=True):
         try:
             scan = read(path)
             mask = predict(scan, infer, settings)
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, ValueError) as error:
             failed += 1
             print(f"not predicted: {error}", file=sys.stderr)
             continue
-        target = options.out / f"{path.name.removesuffix('.gz').removesuffix('.nii')}_brainmask.nii.gz"
         write(scan, mask, target)
         print(f"{target}: {np.count_nonzero(mask)} voxels")
     return 2 if failed else 0

@@ -22,6 +22,7 @@ OWN = "runner"
 """Entry of config.json in a repository that `export --to hub-folder` wrote: project, preset, settings."""
 _FORM = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SAFE = ".safetensors"
 _LARGEST_ABOUT = 1 << 24
 _SECONDS = 30
 
@@ -71,7 +72,7 @@ def fetch(named: str) -> Fetched:
     try:
         info = api.model_info(repository, revision=revision, timeout=_SECONDS)
         names = [file.rfilename for file in info.siblings or ()]
-        wanted = [_weights(named, names), *(name for name in names if name == ABOUT)]
+        wanted = [*(name for name in names if name == ABOUT), _weights(named, names)]  # weights in the cache mean: all
         files = [
             Path(hub.hf_hub_download(repository, name, revision=info.sha, library_name="runner")) for name in wanted
         ]
@@ -83,12 +84,16 @@ def fetch(named: str) -> Fetched:
             f"--from {named}: it cannot be fetched from {api.endpoint} ({type(error).__name__}: {why}). "
             "Without a connection, name a commit that is in the cache (hf:OWNER/NAME@COMMIT), or a file"
         ) from error
-    return Fetched(f"{PREFIX}{repository}@{info.sha}", files[0], _about(named, files[1] if files[1:] else None))
+    return Fetched(f"{PREFIX}{repository}@{info.sha}", files[-1], _about(named, files[0] if files[1:] else None))
 
 
 def fetched(source: str) -> Fetched:
-    """Return weights that were fetched earlier, without asking the Hub. Raises BadInput if the cache lacks them."""
-    found = _cached(_library(source), *_parsed(source))
+    """Return weights that were fetched earlier, without asking the Hub. Raises BadInput if the cache lacks them.
+
+    Whoever calls this knows their digest: a file of another name is another's, where one program more used the cache.
+    """
+    hub = _library(source)
+    found = _cached(hub, *_parsed(source)) or _only_cached(hub, source)
     if found is None:
         raise BadInput(f"{source} is not in the cache of huggingface_hub any more: fetch it with --from {source}")
     return found
@@ -122,9 +127,20 @@ def _cached(hub: Any, repository: str, revision: str | None) -> Fetched | None:
     return None if file is None else Fetched(source, file, _about(source, about))
 
 
+def _only_cached(hub: Any, source: str) -> Fetched | None:
+    """Return the only file of weights that the cache has of a commit, whatever its name; None for none or several."""
+    repository, revision = _parsed(source)
+    try:
+        folder = Path(hub.snapshot_download(repository, revision=revision, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+    files = [path for path in folder.iterdir() if path.name.endswith(_SAFE) and path.is_file()]
+    return Fetched(source, files[0], {}) if len(files) == 1 else None
+
+
 def _weights(named: str, names: list[str]) -> str:
     """Return the name of the file of weights. Raises BadInput if there is none that is safe, or more than one."""
-    found = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    found = [name for name in names if name.endswith(_SAFE) and "/" not in name]
     if WEIGHTS in found or len(found) == 1:
         return WEIGHTS if WEIGHTS in found else found[0]
     if found:

@@ -177,8 +177,8 @@ def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None
 def _from_hub(name: str, named: str) -> _From:
     """Return weights from the Hub, with the settings that they were trained with if runner wrote them there.
 
-    Raises BadInput if they are another project's. A stranger's settings say how to train, and neither where files go
-    nor to which server the log.
+    Raises BadInput if they are another project's. A stranger's settings say how to train, and neither where files go,
+    nor to which server the log, nor what an extension does: one of them runs lines of shell.
     """
     found = fetch(named)
     about = found.about.get(OWN)
@@ -188,7 +188,7 @@ def _from_hub(name: str, named: str) -> _From:
         raise BadInput(f"--from {named}: weights of project {str(about.get('project'))[:80]!r}, not of {name!r}")
     given = about.get("settings")
     sections = dict(given) if isinstance(given, dict) else {}
-    for section in NOT_TRAINING:
+    for section in (*NOT_TRAINING, *map(section_name, discovery.extensions())):
         sections.pop(section, None)
     settings = SettingsFile(found.file.with_name(ABOUT), sections, name, str(about.get("preset") or "default"))
     return _From(found.file, settings, source=found.source)

@@ -6,7 +6,6 @@ All processes of a machine that map one file share its memory, and workers are s
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -15,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from runner_core.base.writing import whole_file
 from runner_core.contract import Array, Json
 
 _ROWS = 64
@@ -57,11 +57,10 @@ class Column(Sequence[Item]):
         return sum(getattr(self, part).nbytes for part in self.parts)
 
     def save(self, folder: Path, name: str) -> None:
-        """Write the arrays into `folder`; each file is there whole or not at all, unless the power fails."""
+        """Write the arrays into `folder`; each file is there whole or not at all."""
         for part in self.parts:
-            file = folder / f"{name}.{part}.npy"
-            save_array(temporary := folder / f".{os.getpid()}.{file.name}", getattr(self, part))
-            os.replace(temporary, file)
+            with whole_file(folder / f"{name}.{part}.npy") as temporary:
+                save_array(temporary, getattr(self, part))
 
     @classmethod
     def map(cls: type[Kind], folder: Path, name: str) -> Kind:

@@ -7,6 +7,7 @@ columns: rows of records are compressed there, which columns of Arrow that are m
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,20 +37,22 @@ class Manifest:
     """Number of groups of each split."""
 
     def mapped(self, folder: Path) -> Manifest:
-        """Return the same, mapped from files in `folder` if the records are many; else, or on a full disk, this one.
+        """Return the same, mapped from files below `folder` if the records are many; else, or on a full disk, this one.
 
-        The records are around as objects too until `release`.
+        They lie in a folder with a name of their own, so that no process reads those of an earlier start. The records
+        are around as objects too until `release`.
         """
         table = compact(self.records)
         if not isinstance(table, RecordTable):
             return self
         try:
             remove_manifest(folder)
-            folder.mkdir()
-            table.save(folder)
+            own = folder / os.urandom(8).hex()
+            own.mkdir(parents=True)
+            table.save(own)
             for name, numbers in (*self.splits.items(), (_VALIDATED, self.validated)):
-                Numbers(numbers).save(folder, name)
-            found = _read(folder, table.kind, self.groups)
+                Numbers(numbers).save(own, name)
+            found = _read(own, table.kind, self.groups)
         except (OSError, ValueError, ImportError):  # it only saves memory
             remove_manifest(folder)
             return self

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.files import hash_file
-from runner_core.base.writing import flush
 from runner_core.contract import Json
 from runner_core.data.columns import Blocks, Column, Digests, Shapes, Texts
 
@@ -29,10 +28,7 @@ def save_columns(
     }  # fmt: skip
     for name, column in columns.items():
         column.save(folder, f"column-{name}")
-    files = sorted(folder.glob("column-*"))
-    for file in files:
-        flush(file)
-    return {file.name: hash_file(file) for file in files}
+    return {file.name: hash_file(file) for file in sorted(folder.glob("column-*"))}
 
 
 def map_columns(folder: Path, digests: Mapping[str, str], arrays: int) -> tuple[dict[str, Any], list[Shapes]]:
