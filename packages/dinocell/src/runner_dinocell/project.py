@@ -34,6 +34,7 @@ from runner_core import (
     Project,
     Record,
     Samples,
+    Standalone,
     Statistics,
     Step,
     Store,
@@ -364,6 +365,9 @@ class DinoCell(Project):
         from runner_dinocell.export import export
 
         return export(model, folder, self.config, self._channels, self.statistics.get("levels"))
+
+    def standalone(self) -> Standalone:
+        return Standalone(missing="embeddings are read from several files of a field and joined by its metadata")
 
     def checks(self) -> Checks:
         return Checks(

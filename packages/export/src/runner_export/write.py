@@ -155,11 +155,11 @@ def refusing(name: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the exporter's progress, warnings and logs from the screen."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    """Keep the exporter's progress, warnings, logs and the graphs that it cannot export from the screen."""
+    disabled, nowhere = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -32,6 +32,7 @@ from runner_core import (
     Record,
     RowSamples,
     Samples,
+    Standalone,
     Statistics,
     Step,
     Store,
@@ -322,6 +323,9 @@ class OpenKBP(Project):
         from runner_openkbp.export import export
 
         return export(model, folder, self.config)
+
+    def standalone(self) -> Standalone:
+        return Standalone(missing="the network is Keras's: model.json describes the work around it")
 
     def checks(self) -> Checks:
         from runner_openkbp import checks

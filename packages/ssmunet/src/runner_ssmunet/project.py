@@ -35,6 +35,7 @@ from runner_core import (
     Project,
     Record,
     Samples,
+    Standalone,
     Statistics,
     Step,
     Store,
@@ -524,6 +525,9 @@ class SSMUNet(Project):
         from runner_ssmunet.export import export
 
         return export(model, folder, self.config, self.classes, self.statistics)
+
+    def standalone(self) -> Standalone:
+        return Standalone(missing="readers, spectral preparation and the blending of tiles need more than NumPy")
 
     def checks(self) -> Checks:
         return Checks(

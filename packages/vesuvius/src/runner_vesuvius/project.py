@@ -36,6 +36,7 @@ from runner_core import (
     Project,
     Record,
     Samples,
+    Standalone,
     Statistics,
     Step,
     Store,
@@ -342,6 +343,11 @@ class Vesuvius(Project):
         from runner_vesuvius.export import export
 
         return export(model, folder, self.config, self.statistics)
+
+    def standalone(self) -> Standalone:
+        from runner_vesuvius.standalone import standalone
+
+        return standalone(self.config, [view.name for view in self.combining().views])
 
     def checks(self) -> Checks:
         return Checks(

@@ -1,16 +1,19 @@
-"""Prediction of a whole volume: overlapping windows, blended, in bounded memory."""
+"""Prediction of a whole volume: overlapping windows, blended, in bounded memory.
+
+Needs NumPy alone: exports carry this file along.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from runner_core import Array, Arrays, Cropped, Infer, View
 
-from runner_vesuvius.samples import SCALE
+if TYPE_CHECKING:
+    from runner_core import Array, Arrays, Cropped, Infer, View
 
 SIGMA = 1 / 8
 """Width of the Gaussian that weights a window, as a share of its side (nnU-Net, Isensee et al. 2021)."""
@@ -48,6 +51,8 @@ def predict(image: Any, infer: Infer, patch: Sequence[int], overlap: float, batc
 
 def scaled(infer: Infer, scale: Array) -> Infer:
     """Return `infer` for windows of a volume whose intensities have this `scale` (2,)."""
+    from runner_vesuvius.samples import SCALE
+
     return lambda arrays: infer({**arrays, SCALE: np.tile(scale, (len(arrays["image"]), 1))})
 
 
@@ -69,7 +74,7 @@ def mean_of(networks: Sequence[Infer], views: Sequence[View]) -> Infer:
             total += network(arrays)["prediction"]
             for view in views:
                 turned = np.stack(
-                    [np.ascontiguousarray(view.apply(cast(Cropped, _Alone(image)))["image"]) for image in windows]
+                    [np.ascontiguousarray(view.apply(cast("Cropped", _Alone(image)))["image"]) for image in windows]
                 )
                 answers = network({"image": turned})["prediction"]
                 total += np.stack([view.undo({"surface": answer})["surface"] for answer in answers])
