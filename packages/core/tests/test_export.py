@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from runner_core import BadInput, Unhealthy
 from runner_core.cli import export as command
+from runner_core.cli import main as command_line
 from runner_core.cli.ensembles import start_from_runs
 from runner_core.cli.options import ExportOptions
+from runner_core.plugins.settings import PHANTOM
+from runner_core.tools.card.facts import FACTS
 
 pytestmark = pytest.mark.torch
 
@@ -57,6 +60,14 @@ def test_a_format_gets_the_network_and_the_validation_records(trained: Path, her
     assert (trained / "checkpoints" / about["checkpoint"]).is_dir()
     assert len(about["records"]) > 0
     assert {"counted.json", "MODEL_CARD.md", "ro-crate-metadata.json"} <= {path.name for path in written}
+
+
+def test_records_to_compare_on_are_not_called_the_training_data(trained: Path, here: Path, formats: None) -> None:
+    assert command_line(["toy", "phantom", "other-heads"]) == 0
+    export(trained, here / "out", "--to", "counted", "--data", "other-heads")
+    assert json.loads((here / "out" / "counted.json").read_text())["source"] == "records of --data"
+    assert json.loads((here / "out" / FACTS).read_text())["data"]["source"] == PHANTOM
+    assert "other-heads" not in (here / "out" / "MODEL_CARD.md").read_text()
 
 
 @pytest.mark.parametrize("words, error, text", [

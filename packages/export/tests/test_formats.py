@@ -195,3 +195,20 @@ def test_a_large_output_does_not_excuse_a_small_one() -> None:
     measured.add(exact, {"logits": exact["logits"], "probability": exact["probability"] + 0.01})
     assert measured.output == "probability"
     assert measured.largest > measured.tolerance
+
+
+def test_openvino_reports_to_nobody(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    (tmp_path / "openvino_telemetry.py").write_text("print('reported')\nraise ImportError\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def said(code: str) -> str:
+        return subprocess.check_output([sys.executable, "-c", code], text=True, env=environment, timeout=120)
+
+    if "reported" not in said("import openvino"):
+        pytest.skip("this release of OpenVINO does not report its import")
+    silent = "from runner_export.session import silent_openvino; print(silent_openvino().Core().available_devices)"
+    assert "CPU" in said(silent)
+    assert "reported" not in said(silent)
+    sources = [file.read_text() for file in Path(session.__file__).parent.glob("*.py")]
+    assert sum(text.count("import openvino\n") for text in sources) == 1, "all others go through silent_openvino"

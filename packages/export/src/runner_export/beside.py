@@ -69,8 +69,8 @@ def _readme(about: Mapping[str, Any]) -> str:
         f"{parity['largest_output']:.3g}.",
     ]
     if "int8" in about:
-        scores = about["int8"]["scores"]
-        lines += ["", "| score | float32 | 8 bits |", "|---|---|---|"]
+        scores, scored = about["int8"]["scores"], f"{about['int8']['scored']} {about['int8']['of']}"
+        lines += ["", f"| score, mean of {scored} | float32 | 8 bits |", "|---|---|---|"]
         lines += [f"| {name} | {both['float32']:.4f} | {both['int8']:.4f} |" for name, both in scores.items()]
     speed = about["latency"]
     lines += ["", "| runtime | ms | MB |", "|---|---|---|"]

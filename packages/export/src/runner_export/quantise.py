@@ -49,6 +49,7 @@ def quantise(
         "how": "static, QDQ: weights int8 per channel, activations uint8, ranges are the extremes (MinMax)",
         "calibrated_on": count,
         "scored": len(keys[count : count + SCORE]),
+        "of": job.source,
         "scores": scores,
     }
     return small, about

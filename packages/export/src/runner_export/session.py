@@ -7,6 +7,7 @@ this file beside the network, with export.json, which says what goes in and what
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -51,16 +52,28 @@ def _onnx(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: in
 
 
 def open_openvino(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int) -> Infer:
-    import openvino
-
     hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
-    compiled = openvino.Core().compile_model(str(file), "CPU", hints)  # without the hint, new CPUs compute in 16 bits
+    compiled = (
+        silent_openvino().Core().compile_model(str(file), "CPU", hints)
+    )  # without the hint, new CPUs compute in 16 bits
 
     def infer(arrays: Arrays) -> Arrays:
         found = compiled([arrays[name] for name in inputs])
         return {name: np.array(found[place]) for place, name in enumerate(outputs)}
 
     return infer
+
+
+def silent_openvino() -> Any:
+    """Return the package openvino, imported so that it does not report that to its maker's server.
+
+    Its import does so by the package openvino_telemetry, and does without where that cannot be imported.
+    """
+    if "openvino" not in sys.modules:
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    import openvino
+
+    return openvino
 
 
 def _torch(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int) -> Infer:

@@ -15,6 +15,7 @@ import torch
 from runner_core import BadInput
 
 from runner_export.axes import Axes
+from runner_export.session import silent_openvino
 from runner_export.window import Window
 
 OPSET = 20
@@ -75,8 +76,7 @@ def describe(file: Path) -> dict[str, Any]:
 
 def write_openvino(onnx_file: Path, file: Path) -> None:
     """Write an ONNX file as OpenVINO's .xml and .bin, its weights in float32."""
-    import openvino
-
+    openvino = silent_openvino()
     openvino.save_model(openvino.Core().read_model(onnx_file), file, compress_to_fp16=False)
 
 

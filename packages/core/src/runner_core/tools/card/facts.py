@@ -25,7 +25,7 @@ from runner_core.data.splits import SPLITS
 from runner_core.output.pictures import file_name
 from runner_core.output.progress import read_starts
 from runner_core.output.runfolder import RunFolder
-from runner_core.plugins.settings import PHANTOM, for_other_data, from_preset
+from runner_core.plugins.settings import PHANTOM, for_other_data, from_preset, read_settings
 from runner_core.tools.uncertainty import mean
 from runner_core.training.evaluation import read_scores
 from runner_core.training.seen import read_contents, read_split, read_start
@@ -72,7 +72,7 @@ def collect(
         "deterministic": config.train.deterministic,
         "weights": _weights(checkpoint, state),
         "start": None if (start := read_start(run.path)) is None else {key: start[key] for key in ("digest", "about")},
-        "data": _data(setup, run, state),
+        "data": _data(run, state),
         "training": {
             **{key: summary.get(key) for key in ("status", "epochs", "steps", "wall_seconds", "energy", "devices")},
             "started": starts[0].get("time") if starts else None,
@@ -123,11 +123,13 @@ def _weights(checkpoint: Path, state: State) -> dict[str, Json]:
     return {"checkpoint": checkpoint.name, "sha256": found.hexdigest(), "values": count}
 
 
-def _data(setup: Setup, run: RunFolder, state: State) -> dict[str, Json]:
+def _data(run: RunFolder, state: State) -> dict[str, Json]:
+    """Return what the run was trained on, whatever data the command at hand was given."""
     split, contents = read_split(run.path), read_contents(run.path)
+    source = read_settings(run.config_file).source or PHANTOM
     names = {} if split is None else {name: sorted(map(digest_of, split.get(name, ()))) for name in SPLITS}
     return {
-        "source": PHANTOM if setup.source is None else Path(str(setup.source)).name,
+        "source": PHANTOM if source == PHANTOM else Path(source).name,
         "identity": (state.values.get("settings") or {}).get("data and its preparation"),
         "split": run.read_summary().get("split", {}),
         "names": names,
