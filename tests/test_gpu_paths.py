@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runner_core.plugins.manager import Plugins
@@ -17,6 +18,7 @@ sys.path.insert(0, str(ROOT / "packages" / "core" / "tests" / "pretend"))
 import pretend
 
 PAGE = ROOT / "docs" / "how-it-works" / "gpu-paths.md"
+PRESETS = ROOT / "docs" / "presets.md"
 
 
 def documented_waits() -> dict[str, dict[str, int]]:
@@ -61,3 +63,61 @@ def test_a_project_trains_on_an_accelerator(project: str, tmp_path: Path) -> Non
     assert found["written"]
     assert found["memory"]
     assert found["unsafe_frees"] == 0
+
+
+CARDS = (8, 12, 16, 24, 32, 40, 48, 80, 141)
+"""Memory of common GPUs, in GiB; their makers write GB."""
+ROOM = 0.8
+"""Largest share of a card that a plan may take: libraries' work space and fragments are in no plan."""
+
+
+def documented_memory() -> dict[tuple[str, str], tuple[float, float, int]]:
+    """GB of activations, GB at most and the card, by project and preset, as the page says."""
+    table = PRESETS.read_text(encoding="utf-8").split("| on a GPU, planned |")[1].split("\n\n")[0]
+    found = {}
+    for line in table.splitlines()[2:]:
+        names, activations, most, card = (cell.strip() for cell in line.strip("|").split("|"))
+        project, preset = re.findall(r"[\w-]+", names)[0], names.split("`")[1]
+        found[project, preset] = (float(activations.split()[0]), float(most.split()[0]), int(card.split()[0]))
+    return found
+
+
+def test_the_texts_of_presets_name_the_gpu_that_their_plan_needs() -> None:
+    told = documented_memory()
+    assert told
+    for (project, preset), (_, most, card) in told.items():
+        assert card == next(size for size in CARDS if most * 1e9 <= ROOM * size * 2**30), (project, preset)
+    for project in ("brainunet", "dinocell", "openkbp", "ssmunet", "vesuvius"):
+        for preset, make in Plugins.load(project).project().presets.items():
+            for card in re.findall(r"GPU of (\d+) GB", make.__doc__ or ""):
+                assert told[project, preset][2] == int(card), f"{project} {preset}: its text and docs/presets.md differ"
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(bool(pretend.missing()), reason=pretend.missing())
+@pytest.mark.parametrize(("project", "preset"), documented_memory())
+def test_the_page_has_the_plan_of_a_preset(project: str, preset: str, tmp_path: Path) -> None:
+    found = plan_of(project, preset, tmp_path)
+    assert found["precision"] == "bfloat16"
+    activations, most, _ = documented_memory()[project, preset]
+    assert found["activations"] / 1e9 == pytest.approx(activations, rel=0.02)
+    assert found["device"] / 1e9 == pytest.approx(most, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(pretend.missing()), reason=pretend.missing())
+def test_a_plan_without_values_is_the_one_of_a_step_that_is_computed(tmp_path: Path) -> None:
+    fake, real = plan_of("vesuvius", "demo", tmp_path), plan_of("vesuvius", "demo", tmp_path, "computed")
+    assert fake["how"] == real["how"] == "measured"
+    assert fake["device"] == pytest.approx(real["device"], rel=0.02)
+
+
+def plan_of(project: str, preset: str, folder: Path, *words: str) -> dict[str, Any]:
+    """What the script tells about a preset."""
+    script = Path(__file__).with_name("plan_presets.py")
+    command = [sys.executable, script, project, preset, folder, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told

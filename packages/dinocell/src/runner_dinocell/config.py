@@ -243,7 +243,7 @@ class CellConfig(RunConfig):
 
 
 def default() -> CellConfig:
-    """Train ViT-S/8 on windows of 320², 80 at once, 90,000 steps: for a GPU of 80 GB."""
+    """Train ViT-S/8 on windows of 320², 80 at once, 90,000 steps: for a GPU with much memory."""
     config = CellConfig()
     config.cache.mode = "stream"
     config.cache.max_gb = 100.0

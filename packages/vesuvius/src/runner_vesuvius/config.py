@@ -297,7 +297,7 @@ def large() -> ScrollConfig:
 
 
 def nnunet() -> ScrollConfig:
-    """Train the default network as nnU-Net v2 trains by default, for comparisons: patches of 128³, 250,000 steps."""
+    """Train the default network as nnU-Net v2 trains by default, for comparisons: for a GPU of 40 GB."""
     config = ScrollConfig()
     config.data.patch, config.data.surface_share = (128, 128, 128), 0.33
     config.train.epochs, config.train.steps_per_epoch, config.train.batch_size = 1000, 250, 2
@@ -326,7 +326,7 @@ def nnunet_augment() -> AugmentConfig:
 
 
 def resenc_m() -> ScrollConfig:
-    """Train nnU-Net's ResEnc U-Net, 102.35 M parameters, on patches of 128³, two at once: for a GPU of 16 GB."""
+    """Train nnU-Net's ResEnc U-Net, 102.35 M parameters, on patches of 128³, two at once: for a GPU of 12 GB."""
     config = default()
     config.data.patch = (128, 128, 128)
     config.model.architecture = "resenc"
@@ -334,14 +334,14 @@ def resenc_m() -> ScrollConfig:
 
 
 def resenc_l() -> ScrollConfig:
-    """Train resenc-m on patches of 160³: for a GPU of 24 GB."""
+    """Train resenc-m on patches of 160³: for a GPU of 16 GB."""
     config = resenc_m()
     config.data.patch = (160, 160, 160)
     return config
 
 
 def resenc_xl() -> ScrollConfig:
-    """Train resenc-m on patches of 192³: for a GPU of 40 GB."""
+    """Train resenc-m on patches of 192³: for a GPU of 24 GB."""
     config = resenc_m()
     config.data.patch = (192, 192, 192)
     return config
