@@ -527,7 +527,8 @@ class SSMUNet(Project):
         return export(model, folder, self.config, self.classes, self.statistics)
 
     def standalone(self) -> Standalone:
-        return Standalone(missing="readers, spectral preparation and the blending of tiles need more than NumPy")
+        why = "its scans read only the pixels with tissue, and PyTorch exports no shapes that depend on the data"
+        return Standalone(refused=dict.fromkeys(("onnx", "onnx-int8", "openvino", "torch-export"), why))
 
     def checks(self) -> Checks:
         return Checks(
