@@ -52,10 +52,8 @@ def _onnx(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: in
 
 
 def open_openvino(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int) -> Infer:
-    hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
-    compiled = (
-        silent_openvino().Core().compile_model(str(file), "CPU", hints)
-    )  # without the hint, new CPUs compute in 16 bits
+    hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}  # new CPUs would compute in 16 bits
+    compiled = silent_openvino().Core().compile_model(str(file), "CPU", hints)
 
     def infer(arrays: Arrays) -> Arrays:
         found = compiled([arrays[name] for name in inputs])

@@ -126,12 +126,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder for the masks")
     parser.add_argument("--threads", type=int, default=0, help="processor cores; 0: all")
     options = parser.parse_args()
+    targets = [options.out / f"{path.stem}.npy" for path in options.volumes]
+    if len({*targets}) < len(targets):
+        parser.error("two volumes have the same name, and so would their masks: predict them into folders of their own")
     settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
     infer = session.load(threads=options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     failed = 0
-    for path in options.volumes:
-        target = options.out / f"{path.stem}.npy"
+    for path, target in zip(options.volumes, targets, strict=True):
         try:
             if target.resolve() == path.resolve():
                 raise ValueError(f"{path}: it would be overwritten; name another folder with --out")
