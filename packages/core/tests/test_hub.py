@@ -226,6 +226,8 @@ def test_a_program_of_its_own_asks_for_nothing_else(server: Hub, here: Path) -> 
         ("hf:net", "write hf:OWNER/NAME"),
         ("hf:lab/net@", "write hf:OWNER/NAME"),
         ("hf:lab/../net", "write hf:OWNER/NAME"),
+        ("hf:../net", "cannot be fetched from http://127.0.0.1"),
+        (f"hf:../net@{40 * 'a'}", "cannot be a repository's name"),
         ("hf:lab/nothing", "cannot be fetched from http://127.0.0.1"),
         ("hf:lab/net@v2", "cannot be fetched from http://127.0.0.1"),
         ("hf:lab/pickles", "it has no .safetensors"),

@@ -121,7 +121,10 @@ def _cached(hub: Any, repository: str, revision: str | None) -> Fetched | None:
     """Return the weights of a commit from the cache, None if it lacks them or `revision` is no commit."""
     if revision is None or not _COMMIT.fullmatch(revision):
         return None
-    places = [hub.try_to_load_from_cache(repository, name, revision=revision) for name in (WEIGHTS, ABOUT)]
+    try:
+        places = [hub.try_to_load_from_cache(repository, name, revision=revision) for name in (WEIGHTS, ABOUT)]
+    except ValueError as error:
+        raise BadInput(f"--from {PREFIX}{repository}: this cannot be a repository's name ({error})") from error
     file, about = (Path(place) if isinstance(place, str) else None for place in places)
     source = f"{PREFIX}{repository}@{revision}"
     return None if file is None else Fetched(source, file, _about(source, about))
