@@ -181,7 +181,7 @@ def machine_with(shape: tuple[int, int], count: int) -> dict[str, float]:
         with processes(shape, count, folder) as pipes:
             pipes[0].send(None)
             place, first, listed = pipes[0].recv()
-            files = sum(file.stat().st_size for file in (folder / ".manifest").iterdir())
+            files = sum(file.stat().st_size for file in (folder / ".manifest").rglob("*.npy"))
             for pipe in pipes[1:]:
                 pipe.send(place)
             others = [pipe.recv()[1] for pipe in pipes[1:]]
