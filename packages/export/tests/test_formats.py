@@ -173,6 +173,25 @@ def test_axes_that_may_vary_are_found_by_trying() -> None:
     assert shapes == {"image": (3, 3, 20, 18), "scale": (3, 1)}
 
 
+def test_a_network_for_one_number_of_samples_is_refused(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fixed(*arguments: Any) -> Any:
+        infer = session.load_networks(*arguments)
+
+        def only_two(arrays: Any) -> Any:
+            if len(arrays["image"]) != 2:
+                raise RuntimeError("Expected shape[0] to be equal to 2")
+            return infer(arrays)
+
+        return only_two
+
+    monkeypatch.setattr(formats, "load_networks", fixed)
+    with pytest.raises(BadInput, match=r"--to onnx: what was written does not run for image \(3, .*: Expected shape"):
+        run.export(tmp_path / "out", to="onnx")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("found, difference", [
     ([1.0, 2.0, np.nan, np.inf], 0.0),
     ([1.0, 2.5, np.nan, np.inf], 0.5),

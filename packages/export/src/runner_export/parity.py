@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
-from runner_core import Array, Arrays, ExportJob, Infer, Json, Unhealthy
+from runner_core import Array, Arrays, BadInput, ExportJob, Infer, Json, Unhealthy
 
 RECORDS = 3
 """Most records that are compared."""
@@ -81,16 +81,23 @@ class Parity:
 def compare(job: ExportJob, expected: Infer, found: Infer, name: str, further: Sequence[Arrays] = ()) -> Parity:
     """Predict some of the job's records with both networks, and return how far their outputs are apart.
 
-    `further` are windows that are compared too. Raises Unhealthy if they are further apart than the tolerance.
+    `further` are windows that are compared too. Raises Unhealthy if they are further apart than the tolerance, and
+    BadInput if what was written cannot run a window that the checkpoint can: an exporter may fix the batch's length.
     """
     parity = Parity()
-    for arrays in further:
-        parity.add(expected(arrays), found(arrays))
 
     def infer(arrays: Arrays) -> Arrays:
         outputs = expected(arrays)
-        parity.add(outputs, found(arrays))
+        try:
+            parity.add(outputs, found(arrays))
+        except (RuntimeError, ValueError) as error:
+            shapes = ", ".join(f"{key} {array.shape}" for key, array in arrays.items())
+            reason = str(error).strip().partition("\n")[0]
+            raise BadInput(f"--to {name}: what was written does not run for {shapes}: {reason}") from error
         return outputs
+
+    for arrays in further:
+        infer(arrays)
 
     for _, cropped in islice(job.records(), RECORDS):
         job.project.predict(cropped, infer)

@@ -1,8 +1,9 @@
 """Find papyrus surfaces with the exported network: python predict.py VOLUME.npy… --out DIR.
 
 A volume is (depth, height, width), uint8, or uint16, of which the high byte is used. Writes NAME.npy for each (uint8,
-1 is surface): the same voxels as `runner vesuvius predict`. Needs NumPy and the network's runtime; whole.py and
-session.py lie beside this file. The numbers are in predict.json.
+1 is surface): what `runner vesuvius predict` finds, but for voxels whose probability the runtime's rounding moves
+across the threshold. Needs NumPy and the network's runtime; whole.py and session.py lie beside this file. The numbers
+are in predict.json.
 """
 
 from __future__ import annotations
