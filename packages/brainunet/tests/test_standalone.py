@@ -96,7 +96,7 @@ def _scan(unit: int = 2) -> bytes:
 @pytest.mark.parametrize("content", [
     b"", b"\0" * 400, b"\x1f\x8bdamaged", gzip.compress(_scan())[:-40], _scan()[:-1], _scan(unit=5),
     gzip.compress(_scan())[:12] + b"\xff" * 40,
-])  # fmt: skip
+], ids=["empty", "zeros", "no gzip", "gzip cut short", "cut short", "unit", "gzip of nothing"])  # fmt: skip
 def test_what_is_no_scan_is_named(script: Any, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "scan.nii.gz"
     path.write_bytes(_scan())
