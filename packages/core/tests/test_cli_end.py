@@ -17,7 +17,7 @@ import pytest
 import yaml
 from runner_core import BadInput
 from runner_core.base.errors import OutOfSpace
-from runner_core.base.writing import replace_json, replace_text
+from runner_core.base.writing import replace_json, replace_text, whole_file
 from runner_core.cli import _Terminated, main
 from runner_core.cli.crash import describe
 from runner_core.plugins.discovery import place_of
@@ -26,13 +26,13 @@ Runner = Callable[..., subprocess.CompletedProcess[str]]
 SHORT = ["toy", "train", "--run-dir", "run", "--train.epochs", "1", "--train.steps-per-epoch", "2"]
 
 
-def full(own: Callable[[Path, Any], None], *names: str) -> Any:
-    """`own`, replace_text or replace_json, on a disk that has no room for these files."""
+def full(own: Callable[..., Any], *names: str) -> Any:
+    """`own`, which writes a file, on a disk that has no room for these files."""
 
-    def replace(path: Path, content: Any) -> None:
+    def replace(path: Path, *content: Any) -> Any:
         if path.name in names:
             raise OSError(errno.ENOSPC, "No space left on device")
-        own(path, content)
+        return own(path, *content)
 
     return replace
 
@@ -77,9 +77,13 @@ def test_a_full_disk_that_takes_no_checkpoint_says_what_is_there(
 def test_a_full_disk_at_the_start_is_bad_input(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for where, name in (("plugins.settings", "config.yaml"), ("training.seen", "split.yaml")):
+    for function, name in (
+        ("plugins.settings.replace_text", "config.yaml"),
+        ("training.seen.whole_file", "split.yaml"),
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(f"runner_core.{where}.replace_text", full(replace_text, name))
+            own: Any = replace_text if function.endswith("replace_text") else whole_file
+            patch.setattr(f"runner_core.{function}", full(own, name))
             assert main(SHORT) == 2
         assert f"run/{name} cannot be written: No space left on device" in capsys.readouterr().err
         assert not (here / "run").exists()
