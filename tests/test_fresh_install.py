@@ -89,7 +89,7 @@ def test_a_wheel_holds_the_package_its_licence_and_nothing_else(package: Path, d
     assert about["Summary"]
     assert about["Requires-Python"]
     assert re.search(r"^# runner-", about.get_payload(), re.MULTILINE), "README"
-    groups = {"[console_scripts]"} if package.name == "core" else {"[runner.projects]", "[runner.commands]"}
+    groups = {"[console_scripts]"} if package.name == "core" else {"[runner.projects]", "[runner.extensions]"}
     assert groups & set(entries.splitlines())
 
 
