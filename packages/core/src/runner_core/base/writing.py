@@ -65,8 +65,11 @@ def move(source: Path, target: Path) -> None:
 
 
 def _own_word() -> str:
-    """Return a word for temporary names that no other process has, on whatever machine: process ids repeat there."""
-    return os.urandom(4).hex()
+    """Return digits for temporary names that no other process has, on whatever machine: process ids repeat there.
+
+    Leftovers of killed processes are known by digits in this place.
+    """
+    return str(int.from_bytes(os.urandom(6), "big"))
 
 
 @contextmanager
