@@ -15,7 +15,7 @@ from runner_export.axes import Axes, multiples, other_lengths
 from runner_export.beside import write_beside
 from runner_export.latency import latencies
 from runner_export.parity import compare
-from runner_export.session import load_networks
+from runner_export.session import load_networks, open_openvino
 from runner_export.window import Window, eager, weights_bytes, windows_of
 
 Networks = list[dict[str, Any]]
@@ -27,7 +27,7 @@ def onnx(job: ExportJob) -> Sequence[Path]:
     windows = _windows(job, "onnx")
     networks = _onnx(windows, job.folder)
     files = [job.folder / network["file"] for network in networks]
-    return [*files, *_finish(job, "onnx", windows, networks, {})]
+    return [*files, *_finish(job, "onnx", windows, networks)]
 
 
 def onnx_int8(job: ExportJob) -> Sequence[Path]:
@@ -63,7 +63,7 @@ def openvino(job: ExportJob) -> Sequence[Path]:
         source.unlink()
         files += [target, target.with_suffix(".bin")]
         networks.append({**network, "file": target.name})
-    return [*files, *_finish(job, "openvino", windows, networks, {})]
+    return [*files, *_finish(job, "openvino", windows, networks)]
 
 
 def torch_export(job: ExportJob) -> Sequence[Path]:
@@ -73,7 +73,7 @@ def torch_export(job: ExportJob) -> Sequence[Path]:
     windows = _windows(job, "torch-export")
     networks = [_written(write_torch, window, job.folder / f"{stem(window, windows)}.pt2") for window in windows]
     files = [job.folder / network["file"] for network in networks]
-    return [*files, *_finish(job, "torch-export", windows, networks, {})]
+    return [*files, *_finish(job, "torch-export", windows, networks)]
 
 
 def _windows(job: ExportJob, name: str) -> tuple[Window, ...]:
@@ -117,14 +117,12 @@ def _longer(windows: Sequence[Window], networks: Networks) -> list[Arrays]:
     return found
 
 
-def _finish(
-    job: ExportJob, name: str, windows: Sequence[Window], networks: Networks, more: Mapping[str, Any]
-) -> list[Path]:
+def _finish(job: ExportJob, name: str, windows: Sequence[Window], networks: Networks) -> list[Path]:
     """Compare, measure, and write what lies beside the network."""
     found = load_networks(job.folder, networks)
     parity = compare(job, eager(windows), found, name, _longer(windows, networks))
     print(f"{name}: {parity}")
-    about = {"networks": networks, "parity": parity.as_json(job.source), **more}
+    about = {"networks": networks, "parity": parity.as_json(job.source)}
     return write_beside(job, name, about | _measured(job, windows, {name: networks}))
 
 
@@ -140,7 +138,7 @@ def _measured(job: ExportJob, windows: Sequence[Window], formats: Mapping[str, N
         runtimes[name] = load_networks(job.folder, networks, threads)
         sizes[name] = sum(_bytes(job.folder / network["file"]) for network in networks)
         if name == "onnx" and find_spec("openvino"):
-            runtimes["openvino"] = _openvino_of(job.folder, networks, threads)
+            runtimes["openvino"] = load_networks(job.folder, networks, threads, open_openvino)
     found = latencies(runtimes, largest.example)
     print("; ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in found.items()))
     speed = {
@@ -152,21 +150,6 @@ def _measured(job: ExportJob, windows: Sequence[Window], formats: Mapping[str, N
     packages = ("torch", "onnx", "onnxruntime", "openvino", "numpy")
     versions = {name: version(name) for name in packages if find_spec(name)}
     return {"latency": speed, "bytes": sizes, "versions": versions}
-
-
-def _openvino_of(folder: Path, networks: Networks, threads: int) -> Infer:
-    """Return OpenVINO's network of ONNX files."""
-    from runner_export.session import open_openvino
-
-    by_inputs: dict[frozenset[str], Infer] = {}
-    for network in networks:
-        inputs, outputs = ([one["name"] for one in network[key]] for key in ("inputs", "outputs"))
-        by_inputs[frozenset(inputs)] = open_openvino(folder / network["file"], inputs, outputs, threads)
-
-    def infer(arrays: Arrays) -> Arrays:
-        return by_inputs[frozenset(arrays)](arrays)
-
-    return infer
 
 
 def _bytes(file: Path) -> int:

@@ -18,6 +18,8 @@ import numpy as np
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 Infer = Callable[[Arrays], Arrays]
+Runtime = Callable[[Path, Sequence[str], Sequence[str], int], Infer]
+"""Opens a file with a network, given the names of its inputs and outputs and the number of threads."""
 
 
 def load(folder: Path | None = None, threads: int = 0) -> Infer:
@@ -27,12 +29,18 @@ def load(folder: Path | None = None, threads: int = 0) -> Infer:
     return load_networks(folder, about["networks"], threads)
 
 
-def load_networks(folder: Path, networks: Sequence[Mapping[str, Any]], threads: int = 0) -> Infer:
-    """Return a function that runs the network whose inputs have the names of the given arrays."""
+def load_networks(
+    folder: Path, networks: Sequence[Mapping[str, Any]], threads: int = 0, runtime: Runtime | None = None
+) -> Infer:
+    """Return a function that runs the network whose inputs have the names of the given arrays.
+
+    `runtime` opens each file; by default its ending decides.
+    """
     by_inputs: dict[frozenset[str], Infer] = {}
     for network in networks:
         names = [one["name"] for one in network["inputs"]], [one["name"] for one in network["outputs"]]
-        by_inputs[frozenset(names[0])] = _OPEN[Path(network["file"]).suffix](folder / network["file"], *names, threads)
+        opened = runtime or _OPEN[Path(network["file"]).suffix]
+        by_inputs[frozenset(names[0])] = opened(folder / network["file"], *names, threads)
 
     def infer(arrays: Arrays) -> Arrays:
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -102,7 +110,7 @@ def _refuse_pickle(file: Path) -> None:
                 raise ValueError(f"{file}: {part.filename} is pickled, or names what is; export it again")
 
 
-_OPEN: dict[str, Callable[[Path, Sequence[str], Sequence[str], int], Infer]] = {
+_OPEN: dict[str, Runtime] = {
     ".onnx": _onnx,
     ".xml": open_openvino,
     ".pt2": _torch,
