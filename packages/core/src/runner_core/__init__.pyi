@@ -210,3 +210,4 @@ from runner_core.output.sinks import Sinks as Sinks
 from runner_core.output.sinks.tensorboard import tensorboard_without_tensorflow as tensorboard_without_tensorflow
 from runner_core.output.sinks.tracker import BackgroundSink as BackgroundSink
 from runner_core.tools.uncertainty import group_interval as group_interval
+from runner_core.training.scoring import goodness as goodness

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runner_core import BadInput, Layer, Network, Project, Record, Rows
+from runner_core import BadInput, Layer, Network, Project, Record, Rows, goodness
 
 _SCORES_SHOWN = 3
 
@@ -67,14 +66,6 @@ def worst(network: Network, scored: Rows, count: int) -> list[Case]:
             case = Case(record.key, _text(scores), layers_of(network.project, record, prediction))
             kept = sorted([*kept, (good, case)], key=lambda one: one[0])[:count]
     return [case for _, case in kept]
-
-
-def goodness(project: Project, scores: Mapping[str, float]) -> float:
-    """Return the headline score so that larger is better, as `evaluate` sorts; one that is not finite is the worst."""
-    value = float(next(iter(scores.values()), 0.0))
-    if not math.isfinite(value):
-        return -math.inf
-    return value if project.monitor[1] == "max" else -value
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

@@ -43,7 +43,7 @@ def pool(experiment: ExperimentFolder, project: Project, groups: Mapping[str, st
             if not entry.get("trained_on"):
                 found.setdefault(entry["record"], []).append(entry)
     rows = [_row(key, groups.get(key, entries[0]["group"]), entries) for key, entries in found.items()]
-    rows.sort(key=lambda row: goodness(project, row))
+    rows.sort(key=lambda row: goodness(project, row.scores))
     judging = project.judging()
     own, trivial = [row.scores for row in rows], [row.baseline for row in rows if row.baseline]
     tables = further_tables(judging, rows)

@@ -133,7 +133,7 @@ def over_records(project: Project, found: Sequence[Scored]) -> Scores:
     if calibration is not None:
         for one in found:
             calibration.add(one.row.record.key, one.curves)
-    rows.sort(key=lambda row: goodness(project, row))
+    rows.sort(key=lambda row: goodness(project, row.scores))
     own, trivial = [r.scores for r in rows], [r.baseline for r in rows if r.baseline]
     unseen = [row for row in rows if not row.trained_on]
     unseen = unseen if len(unseen) < len(rows) else []

@@ -166,9 +166,9 @@ def numbers(found: Any, where: str) -> dict[str, float]:
     return {name: value.item() if hasattr(value, "item") else value for name, value in found.items()}
 
 
-def goodness(project: Project, row: Row) -> float:
+def goodness(project: Project, scores: Mapping[str, float]) -> float:
     """Return the headline score so that larger is better; a score that is not finite is the worst."""
-    value = next(iter(row.scores.values()), 0.0)
+    value = float(next(iter(scores.values()), 0.0))
     if not math.isfinite(value):
         return -math.inf
     return value if project.monitor[1] == "max" else -value
