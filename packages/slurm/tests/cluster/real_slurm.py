@@ -132,7 +132,11 @@ class Cluster:
         return done.stdout
 
     def hurry(self, job: str) -> None:
-        """Let a requeued job start at once: SLURM waits two minutes."""
+        """Let a requeued job start soon: SLURM waits two minutes.
+
+        Not at once: slurmd kills a job whose credential is as old, in seconds, as the end of its former run.
+        """
+        time.sleep(2)
         self("scontrol", "update", f"JobId={job}", "StartTime=now")
 
     def told(self) -> str:

@@ -261,7 +261,9 @@ def list_plugins(arguments: Sequence[str]) -> int:
 
 
 def _described(plugin: Plugin) -> tuple[str, str, str, str, str]:
-    provides = ", ".join([*plugin.hooks(), *(f"`{command}`" for command in plugin.commands())]) or "cannot be read"
+    formats = plugin.formats()
+    marked = [*plugin.commands(), *([f"export --to {'|'.join(formats)}"] if formats else [])]
+    provides = ", ".join([*plugin.hooks(), *(f"`{words}`" for words in marked)]) or "cannot be read"
     weights = BUILTIN if weights_of(plugin) is not None else ""
     return plugin.name, f"{plugin.distribution} {plugin.version}", provides, weights, plugin.summary()
 

@@ -407,7 +407,7 @@ class Pictures:
     layers: Callable[[Record, Any], Sequence[Layer]] | None = None
     """`layers(record, prediction)` returns what a viewer shows of a record: image, annotation, prediction.
 
-    `prediction` is None if the record is shown alone. The extension runner-view opens them in napari."""
+    `prediction` is None if the record is shown alone. The extension runner-viewer opens them in napari."""
     watch: Callable[[Any], Mapping[str, Array]] | None = None
     """`watch(model)` returns small arrays of the network to watch over the training: filter positions, temperatures.
 

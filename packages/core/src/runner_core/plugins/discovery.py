@@ -55,12 +55,25 @@ class Plugin(NamedTuple):
 
     def facts(self) -> dict[str, object]:
         """Return what is known of it without importing it, for JSON."""
-        about = {"name": self.name, "kind": self.kind, "package": self.distribution, "version": self.version}
-        return about | {"summary": self.summary(), "hooks": self.hooks(), "commands": self.commands()}
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "package": self.distribution,
+            "version": self.version,
+            "summary": self.summary(),
+            "hooks": self.hooks(),
+            "commands": self.commands(),
+            "formats": self.formats(),
+        }
 
     def commands(self) -> list[str]:
         """Return the names of the commands that it adds."""
         return [command for owner, command, _ in _commands() if owner == (self.name, self.distribution)]
+
+    def formats(self) -> list[str]:
+        """Return the formats that its distribution adds to `export --to`."""
+        found = export_formats().items()
+        return [name for name, entry in found if entry.dist and entry.dist.name == self.distribution]
 
     def hooks(self) -> list[str]:
         """Return the names, without `runner_`, of the hooks that its source marks with @hookimpl.

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from runner_core import Label, Layer
-from runner_view.cases import Case
-from runner_view.viewer import fill
+from runner_viewer.cases import Case
+from runner_viewer.window import fill
 
-pytest.importorskip("napari", reason="napari is not installed (the extra runner-view[napari])")
+pytest.importorskip("napari", reason="napari is not installed (the extra runner-viewer[napari])")
 
 NAMED = (Label(1, "brain", (255, 0, 0)), Label(7, "other", (0, 0, 255)))
 SPACING = (3.0, 1.0, 0.5)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import runner_core
 from runner_core import Label, Layer, main
-from runner_view import viewer
-from runner_view.cases import Case
-from runner_view.viewer import best_slice
+from runner_viewer import window
+from runner_viewer.cases import Case
+from runner_viewer.window import best_slice
 
 Opened = Callable[..., Sequence[Case]]
 
@@ -26,8 +26,8 @@ def opened(toy: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Opened:
 
     monkeypatch.setattr(viewed_toy.Viewed, "predicted", [])
     given: list[Sequence[Case]] = []
-    monkeypatch.setattr(viewer, "refuse_no_viewer", lambda screenshot: None)
-    monkeypatch.setattr(viewer, "show", lambda cases, title, screenshot: given.append(cases))
+    monkeypatch.setattr(window, "refuse_no_viewer", lambda screenshot: None)
+    monkeypatch.setattr(window, "show", lambda cases, title, screenshot: given.append(cases))
 
     def opened(*words: object) -> Sequence[Case]:
         assert main(["toy", "view", *map(str, words)]) == 0
@@ -125,12 +125,12 @@ def test_a_project_without_layers_is_named_before_anything_is_predicted(
 def test_a_viewer_that_cannot_open_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(screenshot: Path | None = None) -> str:
         with pytest.raises(runner_core.BadInput) as caught:
-            viewer.refuse_no_viewer(screenshot)
+            window.refuse_no_viewer(screenshot)
         return str(caught.value)
 
-    monkeypatch.setattr(viewer, "find_spec", lambda name: None)
-    assert "pip install 'runner-view[napari]'" in refused()
-    monkeypatch.setattr(viewer, "find_spec", lambda name: object())
+    monkeypatch.setattr(window, "find_spec", lambda name: None)
+    assert "pip install 'runner-viewer[napari]'" in refused()
+    monkeypatch.setattr(window, "find_spec", lambda name: object())
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
         monkeypatch.delenv(name, raising=False)
     if sys.platform == "linux":
@@ -139,7 +139,7 @@ def test_a_viewer_that_cannot_open_is_named(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
         assert "unset QT_QPA_PLATFORM" in refused()
         monkeypatch.delenv("QT_QPA_PLATFORM")
-    viewer.refuse_no_viewer(tmp_path / "a.png")
+    window.refuse_no_viewer(tmp_path / "a.png")
     assert "a.jpg: name a file .png" in refused(tmp_path / "a.jpg")
     assert "name a file .png in a folder that exists" in refused(tmp_path / "no" / "a.png")
 
@@ -149,7 +149,7 @@ def test_the_command_line_says_what_to_install(run: Path, toy: dict[str, str]) -
              "sys.exit(main(['toy', 'view', *sys.argv[1:]]))", str(run)]  # fmt: skip
     done = subprocess.run(words, env=toy, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'runner-view[napari]'" in done.stderr
+    assert "pip install 'runner-viewer[napari]'" in done.stderr
 
 
 def test_the_first_slice_is_the_one_to_look_at() -> None:

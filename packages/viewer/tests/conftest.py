@@ -27,4 +27,4 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def run(toy: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_toy(tmp_path_factory.mktemp("trained"), "view")
+    return train_toy(tmp_path_factory.mktemp("trained"), "viewer")

@@ -12,8 +12,8 @@ import runner_core
 from runner_core import BadInput, ParsedCommand, Record, Rows, Run, counted, parse_command
 from tyro.conf import Suppress
 
-from runner_view import cases, viewer
-from runner_view.cases import Case
+from runner_viewer import cases, window
+from runner_viewer.cases import Case
 
 
 @dataclass(kw_only=True)
@@ -66,11 +66,11 @@ def view(project: str, parser: argparse.ArgumentParser, words: Sequence[str]) ->
     options = parsed.options
     if options.records < 1:
         raise BadInput(f"--records {options.records}: at least one")
-    viewer.refuse_no_viewer(options.screenshot)
+    window.refuse_no_viewer(options.screenshot)
     found = _from_files(parsed, named) if alone and named is not None else _from_run(parsed)
     if not found:
         raise BadInput(f"{named or options.run}: there is no record to open")
-    viewer.show(found, f"{project}: {named or options.run}", options.screenshot)
+    window.show(found, f"{project}: {named or options.run}", options.screenshot)
     if options.screenshot is not None:
         print(f"{options.screenshot}: {found[0].key}, {counted(len(found[0].layers), 'layer')}")
     return 0

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from runner_core import Array, BadInput, Label, Layer, write_png
 
-from runner_view.cases import Case
+from runner_viewer.cases import Case
 
 _FILLED, _OVER = 0.45, 0.6
 """Opacity of labels, and of an image over another one."""
@@ -29,7 +29,7 @@ _TURNS = 20
 def refuse_no_viewer(screenshot: Path | None) -> None:
     """Raise BadInput if there is no napari, no screen, or no place for the screenshot."""
     if find_spec("napari") is None:
-        raise BadInput("view needs napari, which is not installed: pip install 'runner-view[napari]' (0.7 GB)")
+        raise BadInput("view needs napari, which is not installed: pip install 'runner-viewer[napari]' (0.7 GB)")
     if screenshot is not None and (screenshot.suffix.lower() != ".png" or not screenshot.absolute().parent.is_dir()):
         raise BadInput(f"--screenshot {screenshot}: name a file .png in a folder that exists")
     screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
