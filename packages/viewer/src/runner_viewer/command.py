@@ -62,7 +62,7 @@ def view(project: str, parser: argparse.ArgumentParser, words: Sequence[str]) ->
     if alone:
         words = ["--data", *words]
     command, flags = ("check", FileFlags) if alone else ("evaluate", RunFlags)
-    parsed = parse_command(project, command, words, flags=flags, extension="view", prog=parser.prog)
+    parsed = parse_command(project, command, words, flags=flags, extension="viewer", prog=parser.prog)
     options = parsed.options
     if options.records < 1:
         raise BadInput(f"--records {options.records}: at least one")
