@@ -97,6 +97,25 @@ def test_a_run_from_s3_is_the_run_from_the_folder(
     assert "<h2>Streaming</h2>" in (here / "run" / "report.html").read_text(encoding="utf-8")
 
 
+def test_kernels_are_compared_on_fetched_records_and_the_training_is_the_same(
+    here: Path, s3: S3, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where a record cannot be read: its stand-in is compared, and listed by the training alone."""
+    s3.put("cells", "toy/p3_a.npy", b"no numpy")
+    words = [*at(s3, "toy", "train", "--data", URL), *SHORT, "--data.split", "group:p0"]
+    words += ["--precision.mode", "bfloat16"]
+    assert main([*words, "--train.kernels", "off", "--cache.dir", "one", "--run-dir", "off"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--cache.dir", "two", "--run-dir", "check"]) == 0
+    assert "gradients agree with plain float32 (precision bfloat16" in capsys.readouterr().out
+    assert summary(here / "check")["kernels"]["status"] == "right"
+    assert log(here / "check") == log(here / "off")
+    assert weights(here / "check") == weights(here / "off")
+    assert bad_samples(here / "check") == bad_samples(here / "off")
+    assert main([*words, "--cache.dir", "two", "--run-dir", "again"]) == 0
+    assert "as found before" in capsys.readouterr().out
+
+
 def test_a_folder_may_be_streamed_too(here: Path, phantom: Path) -> None:
     words = ["toy", "train", "--data", str(phantom), *SHORT]
     assert main([*words, "--cache.mode", "stream", "--run-dir", "run"]) == 0

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from runner_core.base.errors import BadInput
 from runner_core.base.writing import replace_json
 from runner_core.config.values import flat, overlay_named, plain
 from runner_core.contract import Arrays, Finding, Json, is_streamed
@@ -287,9 +286,10 @@ class Proof:
 
 
 def first_batch(setup: Setup, data: Data, most: int | None) -> Arrays:
-    """Return the training's first micro-batch, or its first `most` samples."""
-    if is_streamed(data.store):
-        raise BadInput("records are fetched while it trains; with cache.mode memmap they can be compared")
+    """Return the training's first micro-batch, or its first `most` samples; of streamed data it fetches their records.
+
+    The training finds those on the disk, and nothing else of this: no thread, counter or replaced record.
+    """
     train = setup.config.train
     size = min(train.batch_size, len(data.samples["train"]))
     size = min(size, micro_batch(setup.project, train))
@@ -308,6 +308,9 @@ def first_batch(setup: Setup, data: Data, most: int | None) -> Arrays:
         return {name: array.copy() for name, array in batch.arrays.items()}
     finally:
         loader.close()
+        if is_streamed(data.store):
+            data.store.counters()
+            data.store.close()
 
 
 # ---------------------------------------------------------------- what was found before

@@ -122,9 +122,9 @@ class Ablation:
             self._say(f"this took {over:.0f} s more than asked for: most of it to start trainings and to compile them")
         return found
 
-    def _trial(self, name: str, off: Mapping[str, Json], patience: float | None) -> Trial:
-        """Return a trial; streamed data go into a folder of its own, so that no trial finds what another fetched."""
-        own = {"cache.dir": str(self._folder / name)} if self._streamed else {}
+    def _trial(self, name: str, off: Mapping[str, Json], patience: float | None, *, apart: bool = True) -> Trial:
+        """Return a trial; `apart`, streamed data go into a folder of its own: no trial finds what another fetched."""
+        own = {"cache.dir": str(self._folder / name)} if apart and self._streamed else {}
         most = int(SHARE_OF_RAM * available_ram())
         return Trial(self._base, name, {**off, **own}, timeout=patience, memory_bytes=most)
 
@@ -150,10 +150,8 @@ class Ablation:
         return Ablated(on.ready, times, *on.trial.memory(), doubt=doubt)
 
     def _doubt(self) -> Doubt | None:
-        if self._streamed:
-            return Doubt("unchecked", "streamed data are not fetched once more for it: see `verify-kernels`")
         try:
-            with self._trial("gradients", {}, None) as trial:
+            with self._trial("gradients", {}, None, apart=False) as trial:  # a training uses what is fetched here
                 return trial.doubt()
         except TrialFailed as failure:
             return Doubt("unchecked", failure.reason)
