@@ -20,7 +20,7 @@ import yaml
 from runner_core import Project, RunConfig, flat
 from runner_core.cli import PROJECT_COMMANDS, options
 from runner_core.cli.completion import completion
-from runner_core.cli.options import ALIASES
+from runner_core.cli.parsing import ALIASES
 from runner_core.config.values import REMOVED
 from runner_core.plugins import discovery
 from runner_core.plugins.manager import Plugins

@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core import AtLeast, BadInput, Between, DataSet, RunConfig
-from runner_core.cli.start import _without_removed
+from runner_core.cli.saved import _without_removed
 from runner_core.config import TrainConfig
 from runner_core.config.bounds import refuse_out_of_bounds
 from runner_core.config.values import flat, overlay, plain, refuse_removed

@@ -20,7 +20,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.files import hash_file
 from runner_core.base.hub import fetch, fetched, is_same
 from runner_core.cli import main
-from runner_core.cli.start import _from_hub
+from runner_core.cli.start_weights import _from_hub
 from runner_core.plugins import discovery
 from runner_core.tools.hub_folder import metadata
 from safetensors.numpy import load_file, save_file

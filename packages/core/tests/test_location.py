@@ -8,7 +8,7 @@ import pytest
 from runner_core import BadInput, DataSet, Record
 from runner_core.base.location import Url, location, refuse_secrets
 from runner_core.cli import main
-from runner_core.cli.options import peek
+from runner_core.cli.parsing import peek
 from runner_core.config import CacheConfig, RunConfig
 from runner_core.contract.records import at_url
 from runner_core.data.cache import default_cache

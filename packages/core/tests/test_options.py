@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from runner_core import BadInput
-from runner_core.cli.options import TrainOptions, parse
+from runner_core.cli.options import TrainOptions
+from runner_core.cli.parsing import parse
 from runner_core.config import RunConfig
 
 

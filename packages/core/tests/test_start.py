@@ -16,11 +16,13 @@ import pytest
 import runner_core as runner
 from runner_core import BadInput, Record
 from runner_core.cli import main
+from runner_core.cli.start_weights import start_weights
 from runner_core.config import DataConfig
 from runner_core.contract.records import Judgement, Predicted
 from runner_core.contract.start import StartWeights
 from runner_core.data.splits import split
 from runner_core.engines.weights import matched, refuse_no_fit
+from runner_core.plugins import discovery
 from runner_core.training.seen import History, TrainedRun, read_split
 
 QUICK = ["--train.epochs", "2", "--train.steps-per-epoch", "2", "--train.deterministic"]
@@ -236,6 +238,23 @@ def test_several_processes_start_from_the_weights_that_a_settings_file_names(
     assert named.setup.start.source == given.setup.start.source
     assert Path(named.setup.start.source).parent.parent == parent.absolute()
     assert [count for _, count in seen] == [2, 2, 2]
+
+
+@pytest.mark.torch
+def test_a_run_tells_no_extension_what_to_do(parent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run may be a stranger's: the settings of runner-slurm hold lines of shell."""
+    from runner_core.cli.options import TrainOptions
+    from runner_core.cli.parsing import peek
+
+    file = parent / "config.yaml"
+    file.write_text(file.read_text(encoding="utf-8") + "cluster_jobs: {setup: [echo]}\n", encoding="utf-8")
+    installed = discovery.extensions()
+    monkeypatch.setattr(discovery, "extensions", lambda: {**installed, "cluster-jobs": None})
+    found = start_weights("toy", TrainOptions, peek(["--from", "parent"]), None)
+    assert found is not None
+    assert found.settings is not None
+    assert "cluster_jobs" not in found.settings.sections
+    assert found.settings.sections["train"]
 
 
 @pytest.mark.torch

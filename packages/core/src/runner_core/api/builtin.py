@@ -52,8 +52,9 @@ def write_builtin(
     Raises:
         BadInput: The folder is not empty, the card is missing, or the weights are larger than 8 MB.
     """
+    from runner_core.cli.load import load_network
     from runner_core.cli.options import ExportOptions
-    from runner_core.cli.start import load_network, start_from_run
+    from runner_core.cli.start import start_from_run
     from runner_core.plugins.settings import save
     from runner_core.training.checkpoints import Checkpoints
     from runner_core.training.start import open_start

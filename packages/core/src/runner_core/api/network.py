@@ -13,8 +13,8 @@ from runner_core.api.keywords import keywords
 from runner_core.base.progress import RecordBar, record_bar
 from runner_core.cli.ensembles import seen_by, start_from_runs
 from runner_core.cli.evaluate import side_of, split_records
+from runner_core.cli.load import load_network
 from runner_core.cli.options import EvaluateOptions
-from runner_core.cli.start import load_network
 from runner_core.contract import Cropped, Infer
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record

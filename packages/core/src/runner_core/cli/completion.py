@@ -215,7 +215,7 @@ def _options(kind: type) -> Flags:
 
 def _settings(name: str, kind: type) -> Flags:
     """Return the flags of a project's and the extensions' settings, and of the values that they may have."""
-    from runner_core.cli import options
+    from runner_core.cli import options, parsing
     from runner_core.config.extensions import with_sections
     from runner_core.plugins.manager import Plugins
 
@@ -224,7 +224,7 @@ def _settings(name: str, kind: type) -> Flags:
     settings, found = dict(_leaves(with_sections(project.Config(), plugins.sections(project)))), Flags()
     if issubclass(kind, options.PresetOptions):
         found["--preset"] = Flag("Named defaults to start from.", [*project.presets])
-    for short, long in options.ALIASES.items():
+    for short, long in parsing.ALIASES.items():
         found[short] = settings[long]._replace(text=f"short for {long}")
     found |= settings
     if issubclass(kind, options.PredictOptions):

@@ -8,8 +8,9 @@ from typing import Any
 
 from runner_core.base.errors import BadInput
 from runner_core.base.text import counted, first_few
+from runner_core.cli.load import load_network
 from runner_core.cli.options import Parsed, PredictOptions
-from runner_core.cli.start import Arguments, Started, load_network, seen_flags, start_from_run
+from runner_core.cli.start import Arguments, Started, seen_flags, start_from_run
 from runner_core.config.values import flat_items
 from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord

@@ -15,8 +15,9 @@ from runner_core.base.text import counted, decimal
 from runner_core.base.writing import replace_json
 from runner_core.cli.ensembles import folder_of, label, load_ensemble, run_of, seen_by, views_text
 from runner_core.cli.json_output import show_json, written_result
+from runner_core.cli.load import load_networks
 from runner_core.cli.options import EvaluateOptions
-from runner_core.cli.start import Started, load_networks
+from runner_core.cli.start import Started
 from runner_core.contract import Infer
 from runner_core.contract.project import Project
 from runner_core.contract.records import AnyRecord, Record

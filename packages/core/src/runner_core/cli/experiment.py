@@ -21,16 +21,8 @@ from runner_core.base.text import counted
 from runner_core.base.writing import to_json, whole_folder
 from runner_core.cli.json_output import show_json, written_result
 from runner_core.cli.keywords import Keywords
-from runner_core.cli.options import (
-    AUTO,
-    LATEST,
-    CrossvalOptions,
-    ExperimentOptions,
-    FolderOptions,
-    Peek,
-    RepeatOptions,
-    TrainOptions,
-)
+from runner_core.cli.options import CrossvalOptions, ExperimentOptions, FolderOptions, RepeatOptions, TrainOptions
+from runner_core.cli.parsing import AUTO, LATEST, Peek
 from runner_core.cli.start import Arguments, Started, seen_flags, start_new
 from runner_core.cli.train import train_with
 from runner_core.contract import Json

@@ -15,8 +15,9 @@ from runner_core.base.files import refuse_full_folder
 from runner_core.base.writing import replace_json
 from runner_core.cli.ensembles import load_ensemble, run_of, start_from_runs, views_text
 from runner_core.cli.evaluate import make_folder, split_records
+from runner_core.cli.load import load_state
 from runner_core.cli.options import ExportOptions
-from runner_core.cli.start import Started, load_state
+from runner_core.cli.start import Started
 from runner_core.contract import Cropped
 from runner_core.contract.exporting import ExportJob, Write
 from runner_core.contract.project import views_of

@@ -13,7 +13,8 @@ import numpy as np
 
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.location import location
-from runner_core.cli.options import ALIASES, LATEST, Options, Peek
+from runner_core.cli.options import Options
+from runner_core.cli.parsing import ALIASES, LATEST, Peek
 from runner_core.config import RunConfig
 from runner_core.config.values import flat_items, overlay_named, refuse_removed
 

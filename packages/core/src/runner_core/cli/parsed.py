@@ -19,7 +19,8 @@ from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.writing import replace_text
 from runner_core.cli import PROJECT_COMMANDS, options
 from runner_core.cli.ensembles import start_from_runs
-from runner_core.cli.options import AUTO, Options, PresetOptions, RunOptions, peek
+from runner_core.cli.options import Options, PresetOptions, RunOptions
+from runner_core.cli.parsing import AUTO, peek
 from runner_core.cli.start import Started, start_new
 from runner_core.config import RunConfig
 from runner_core.config.extensions import section_name

@@ -19,9 +19,10 @@ from runner_core.base.text import counted, duration
 from runner_core.cli.blocks import blocks_of, predict_in_blocks, split_off_blocks
 from runner_core.cli.ensembles import label, load_ensemble, notes_of_training, run_of, start_from_runs, views_text
 from runner_core.cli.evaluate import make_folder
+from runner_core.cli.load import load_network
 from runner_core.cli.options import PredictOptions
 from runner_core.cli.predict_parts import Written, divided
-from runner_core.cli.start import Started, load_network, refuse_url
+from runner_core.cli.start import Started, refuse_url
 from runner_core.contract import Array, Infer
 from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord, Decoded, Record

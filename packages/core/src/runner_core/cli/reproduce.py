@@ -17,8 +17,9 @@ from runner_core.base.text import counted
 from runner_core.base.writing import replace_json
 from runner_core.cli.arguments import Parser
 from runner_core.cli.json_output import show_json, written_result
+from runner_core.cli.load import load_state
 from runner_core.cli.options import TrainOptions
-from runner_core.cli.start import load_state, start_new
+from runner_core.cli.start import start_new
 from runner_core.cli.train import train_with
 from runner_core.contract.records import AnyRecord
 from runner_core.data.splits import SPLITS

@@ -40,7 +40,7 @@ def phantom_with(started: Started[PhantomOptions]) -> Path:
 
 
 def report(name: str, arguments: Sequence[str]) -> int:
-    from runner_core.cli.start import read_run
+    from runner_core.cli.saved import read_run
     from runner_core.experiments.result import write_page
     from runner_core.output.experiments import ExperimentFolder
     from runner_core.output.report import write_report

@@ -7,43 +7,29 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from copy import copy, deepcopy
-from dataclasses import dataclass, field, fields, replace
+from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
 from runner_core.base.calling import runner
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
-from runner_core.base.hub import ABOUT, OWN, fetch, is_hub, is_same
 from runner_core.base.location import Location, Url, location, refuse_secrets
 from runner_core.base.secrets import without_secrets
 from runner_core.cli.keywords import Keywords
-from runner_core.cli.options import (
-    AUTO,
-    LATEST,
-    EvaluateOptions,
-    Options,
-    Parsed,
-    Peek,
-    PredictOptions,
-    SelectOptions,
-    StartOptions,
-    parse,
-    peek,
-)
+from runner_core.cli.options import EvaluateOptions, Options, Parsed, PredictOptions, SelectOptions
+from runner_core.cli.parsing import AUTO, LATEST, Peek, parse, peek
+from runner_core.cli.saved import load_plugins, over_preset, read_run, without_absent
+from runner_core.cli.start_weights import refuse_other_start, start_weights
 from runner_core.config import RunConfig
-from runner_core.config.extensions import section_name
-from runner_core.config.values import flat, overlay, removed
-from runner_core.contract import Infer, State, Trained
-from runner_core.contract.project import Project, refuse_unknown_views, views_of
+from runner_core.config.values import overlay
+from runner_core.contract.project import Project, refuse_unknown_views
 from runner_core.contract.setup import Setup
 from runner_core.output.runfolder import IMPORTED, RunFolder
-from runner_core.plugins import discovery
 from runner_core.plugins.builtin import NO_DATA, is_builtin, named_run
-from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import (
     PHANTOM,
     SettingsFile,
@@ -56,10 +42,8 @@ from runner_core.plugins.settings import (
     refuse_other_model,
     refuse_secret_settings,
 )
-from runner_core.tools.card.facts import NOT_TRAINING
-from runner_core.training.checkpoints import refuse_nan, restoring
 from runner_core.training.seen import History
-from runner_core.training.start import keep_weights, open_start, reopen
+from runner_core.training.start import open_start, reopen
 
 Arguments = Sequence[str] | Keywords
 """A command line's words, or the keywords of a call from Python."""
@@ -110,21 +94,21 @@ def start_new(
     saved = None if run is None else read_run(run, name)
     file = None if seen.config is None else read_settings(seen.config)
     if saved is not None:
-        _refuse_other_start(saved, seen)
-    start = _start(name, kind, seen, file) if saved is None else None
+        refuse_other_start(saved, seen)
+    start = start_weights(name, kind, seen, file) if saved is None else None
     parent = None if start is None else start.settings
-    plugins, chosen = _plugins(name, seen, saved, (file, parent))
+    plugins, chosen = load_plugins(name, seen, saved, (file, parent))
     project = plugins.project()
     extensions = plugins.sections(project)
     saved, file, parent = (
-        f and _without_absent(f, project, extensions, seen, plugins.idle) for f in (saved, file, parent)
+        f and without_absent(f, project, extensions, seen, plugins.idle) for f in (saved, file, parent)
     )
     source = _source(project, seen.data, saved or _with_source(file, parent))
     fallback = "demo" if source is None else "default"
     preset = seen.preset or next((f.preset for f in (file, saved, parent) if f is not None and f.preset), fallback)
     if saved is not None and seen.preset not in (None, saved.preset):
         raise BadInput(f"{run and run.path} was started with the preset {saved.preset!r}, not {seen.preset!r}")
-    base = _settings(from_preset(project, preset, extensions), project, saved or (None if seen.preset else parent))
+    base = over_preset(from_preset(project, preset, extensions), project, saved or (None if seen.preset else parent))
     if parent is not None and str(source or PHANTOM) != parent.source:
         base = for_other_data(base, project, preset)
     settings = overlay(base if file is None else from_file(base, project, file), over or {}, command)
@@ -138,76 +122,6 @@ def start_new(
     elif start is not None:
         setup.start, before = open_start(setup, start.named, start.history, start.source)
     return Started(options, setup, run, chosen, before=before, command=_typed(name, command, arguments))
-
-
-@dataclass(frozen=True)
-class _From:
-    """The weights that the user named with --from; `settings` and `history` are those of their run, if it is one.
-
-    `source` says where a file came from, if not from this machine.
-    """
-
-    named: Path
-    settings: SettingsFile | None = None
-    history: History | None = None
-    source: str | None = None
-
-
-def _start(name: str, kind: type[Options], seen: Peek, file: SettingsFile | None) -> _From | None:
-    """Return the weights that a new training starts from, or None."""
-    if not issubclass(kind, StartOptions) or seen.help:
-        return None
-    named = seen.start or (None if file is None else file.start)
-    if named is None:
-        return None
-    if is_hub(named):
-        return _from_hub(name, named)
-    place = named_run(name, Path(named).expanduser())
-    if not place.exists():
-        raise BadInput(f"--from {named}: there is no such run or file")
-    try:
-        run = RunFolder.open(place)
-    except BadInput:
-        return _From(place)
-    settings = read_run(run, name)
-    source = NO_DATA if is_builtin(run.path) else settings.source or PHANTOM
-    return _From(place, settings, History.of(run.path, source))
-
-
-def _from_hub(name: str, named: str) -> _From:
-    """Return weights from the Hub, with the settings that they were trained with if runner wrote them there.
-
-    Raises BadInput if they are another project's. A stranger's settings say how to train, and neither where files go,
-    nor to which server the log, nor what an extension does: one of them runs lines of shell.
-    """
-    found = fetch(named)
-    about = found.about.get(OWN)
-    if not isinstance(about, dict):
-        return _From(found.file, source=found.source)
-    if about.get("project") != name:
-        raise BadInput(f"--from {named}: weights of project {str(about.get('project'))[:80]!r}, not of {name!r}")
-    given = about.get("settings")
-    sections = dict(given) if isinstance(given, dict) else {}
-    for section in (*NOT_TRAINING, *map(section_name, discovery.extensions())):
-        sections.pop(section, None)
-    settings = SettingsFile(found.file.with_name(ABOUT), sections, name, str(about.get("preset") or "default"))
-    return _From(found.file, settings, source=found.source)
-
-
-def _refuse_other_start(saved: SettingsFile, seen: Peek) -> None:
-    """Raise BadInput if --from beside --resume does not name the weights that the run started from."""
-    if seen.start is None:
-        return
-    if is_hub(seen.start) and saved.start is not None and is_hub(saved.start) and is_same(seen.start, saved.start):
-        return
-    began = [] if saved.start is None else [(place := Path(saved.start).resolve()), place.parent]
-    if began and began[-1].name == "checkpoints":
-        began.append(began[-1].parent)  # the run
-    if named_run(saved.project or "", Path(seen.start).expanduser()).resolve() not in began:
-        raise BadInput(
-            f"--from {seen.start}: {saved.path.parent} started from {saved.start or 'no weights'}, and --resume goes "
-            "on with the weights in its checkpoints: leave one of them out"
-        )
 
 
 def _with_source(file: SettingsFile | None, parent: SettingsFile | None) -> SettingsFile | None:
@@ -270,7 +184,7 @@ def start_from_run(
         named = named_run(name, named)
     if named is None:
         if seen.help:
-            plugins = _plugins(name, seen, None)[0]
+            plugins = load_plugins(name, seen, None)[0]
             project = plugins.project()
             parse(
                 *(kind, from_preset(project, "default", plugins.sections(project)), seen.arguments),
@@ -286,13 +200,13 @@ def start_from_run(
     saved = read_run(run, name)
     over = seen.config or selected
     file = None if over is None else read_settings(over)
-    plugins, chosen = _plugins(name, seen, saved, (file,))
+    plugins, chosen = load_plugins(name, seen, saved, (file,))
     project = plugins.project()
     extensions = plugins.sections(project)
-    saved = _without_absent(saved, project, extensions, seen, plugins.idle)
-    file = None if file is None else _without_absent(file, project, extensions, seen, plugins.idle)
+    saved = without_absent(saved, project, extensions, seen, plugins.idle)
+    file = None if file is None else without_absent(file, project, extensions, seen, plugins.idle)
     preset = saved.preset or "default"
-    trained = settings = _settings(from_preset(project, preset, extensions), project, saved)
+    trained = settings = over_preset(from_preset(project, preset, extensions), project, saved)
     own = seen.data is None or str(_source(project, seen.data, saved)) == saved.source
     if not own:
         settings = for_other_data(trained, project, preset)
@@ -313,64 +227,6 @@ def start_from_run(
     for text in settings.without_effect() if changed else ():
         print(f"note: {text}", file=sys.stderr)
     return Started(options, setup, run, chosen, changed, own, named=named)
-
-
-def load_network(started: Started[Any], named: Path) -> tuple[Trained, str]:
-    """Return the network of a checkpoint, and the checkpoint's name.
-
-    `named` is the checkpoint or its run; of a run, the best checkpoint is used.
-    """
-    state, checkpoint = load_state(started, named)
-    with restoring(checkpoint):
-        trained = started.setup.engine.load(started.setup, state)
-    views_of(started.setup.project)  # refuses unknown ones: it may need the checkpoint's statistics
-    return trained, checkpoint.name
-
-
-def load_networks(started: Started[Any], named: Path, say: Callable[[str], None]) -> tuple[Trained, Infer | None, str]:
-    """Return the trained network, the untrained network, and the checkpoint's name.
-
-    Like `load_network`, with the network before its first step if the project's `judge` wants it, else None. It is None
-    too, and `say` tells why, where the weights that the run started from are gone or changed.
-    """
-    setup = started.setup
-    state, checkpoint = load_state(started, named)
-    judging = setup.project.judging()
-    wanted = judging.untrained and judging.judge is not None
-    if wanted and started.run is not None and (start := reopen(setup, started.run)) is not None:
-        try:
-            keep_weights(start)
-        except (BadInput, OSError) as error:
-            say(f"NOTE: no comparison with the network before its first step, which cannot be made again: {error}")
-            wanted = False
-        else:
-            start.restored = False
-            setup.start = start
-    with restoring(checkpoint):
-        trained = setup.engine.load(setup, state)
-        views_of(setup.project)
-        return trained, setup.engine.untrained(setup, state).infer if wanted else None, checkpoint.name
-
-
-def load_state(started: Started[Any], named: Path) -> tuple[State, Path]:
-    """Return the state of a checkpoint, and its folder.
-
-    `named` is the checkpoint or its run; of a run, the best checkpoint is used.
-    """
-    from runner_core.training.checkpoints import Checkpoints
-
-    setup, run = started.setup, started.run
-    assert run is not None
-    checkpoints = Checkpoints(run.checkpoints, setup.checkpoint_format, project=setup.name)
-    path = run.checkpoint_of(named)
-    if path is None:
-        found = checkpoints.best()
-        if found is None:
-            raise BadInput(f"{run.path}: there is no usable checkpoint yet; train first, or continue with --resume")
-        path = found[0]
-    state = checkpoints.load(path)
-    refuse_nan(state, path)
-    return state, path
 
 
 def _resumed(name: str, seen: Peek) -> RunFolder | None:
@@ -400,77 +256,6 @@ def _named(name: str, seen: Peek) -> RunFolder | None:
     if not named.exists():
         raise BadInput(f"{named}: there is no such run folder; without --resume, the same line starts it")
     return RunFolder.open(named)
-
-
-def read_run(run: RunFolder, name: str) -> SettingsFile:
-    """Return a run's settings file. Raises BadInput for a run of another project."""
-    saved = read_settings(run.config_file)
-    if saved.project != name:
-        raise BadInput(f"{run.path} is a run of project {saved.project!r}, not of {name!r}")
-    return saved
-
-
-def _plugins(
-    name: str, seen: Peek, saved: SettingsFile | None, files: Sequence[SettingsFile | None] = ()
-) -> tuple[Plugins, tuple[str, ...]]:
-    """Return the plugins, and the extensions that the user chose.
-
-    A trained run gets the extensions that it was trained with, and no others; flags may add and remove some. Extensions
-    that `files` name may be switched off though they are not installed.
-    """
-    chosen, without, installed = seen.extension, seen.no_extension, discovery.extensions()
-    named = {extension for file in files if file is not None for extension in _active(file)}
-    without = tuple(n for n in without if n in installed or n not in named)
-    if saved is not None:
-        active = _active(saved)
-        for extension in active:
-            if extension not in installed and extension not in without:
-                raise BadInput(
-                    f"{saved.path.parent} was trained with the extension {extension!r}, which is not installed: "
-                    f"install it again, or leave it out with `--no-extension {extension}`"
-                )
-        chosen = (*chosen, *(c for c in saved.chosen if c not in without and c not in chosen))  # the first wins
-        without = tuple(n for n in installed if n in without or (n not in active and n not in chosen))
-    return Plugins.load(name, chosen, without), chosen
-
-
-def _active(saved: SettingsFile) -> list[str]:
-    """Return the extensions of the run that the file is of."""
-    return [label.removeprefix("extension ") for label in saved.plugins if label.startswith("extension ")]
-
-
-def _without_absent(
-    file: SettingsFile, project: type[Project], extensions: Mapping[str, type], seen: Peek, idle: Sequence[str]
-) -> SettingsFile:
-    """Return the file without the settings of extensions that the user switched off, or that are `idle` in this run.
-
-    Raises BadInput for settings of an extension that is not installed.
-    """
-    own = {*extensions, *(field.name for field in fields(project.Config))}
-    absent = {section_name(name): name for name in (*_active(file), *seen.no_extension, *idle)}
-    absent = {section: name for section, name in absent.items() if section in file.sections and section not in own}
-    for section, name in absent.items():
-        if name not in (*seen.no_extension, *idle):
-            raise BadInput(
-                f"{file.path}: `{section}` holds settings of the extension {name!r}, which is not installed: "
-                f"install it, or leave it out with `--no-extension {name}`"
-            )
-    return replace(file, sections={name: values for name, values in file.sections.items() if name not in absent})
-
-
-def _settings(settings: RunConfig, project: type[Project], saved: SettingsFile | None) -> Any:
-    return settings if saved is None else from_file(settings, project, _without_removed(saved, settings))
-
-
-def _without_removed(saved: SettingsFile, settings: RunConfig) -> SettingsFile:
-    """Return a run's settings without those that projects had when it was trained and have no more."""
-    sections = deepcopy(saved.sections)
-    for name in removed(flat(settings)):
-        section, key = name.split(".")
-        value = sections[section].pop(key, None) if isinstance(sections.get(section), dict) else None
-        if name == "predict.flip" and value is False:  # what projects mirrored is now their default view
-            sections[section]["views"] = []
-    return replace(saved, sections=sections)
 
 
 def _source(project: type[Project], data: Location | None, saved: SettingsFile | None) -> Location | None:

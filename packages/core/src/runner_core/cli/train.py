@@ -20,8 +20,9 @@ from runner_core.base.text import counted
 from runner_core.base.writing import replace_text
 from runner_core.cli.crash import save_traceback
 from runner_core.cli.launch import launch, noticing, place_of, together
+from runner_core.cli.load import load_networks
 from runner_core.cli.options import TrainOptions
-from runner_core.cli.start import Started, load_networks, start_new
+from runner_core.cli.start import Started, start_new
 from runner_core.cli.train_text import (
     Phase,
     Phases,
