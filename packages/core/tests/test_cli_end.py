@@ -134,7 +134,7 @@ def test_an_interruption_while_scoring_is_on_record(
     def interrupted(*args: Any, **more: Any) -> Any:
         raise interruption
 
-    monkeypatch.setattr("runner_core.cli.train.evaluate", interrupted)
+    monkeypatch.setattr("runner_core.cli.train_scoring.evaluate", interrupted)
     with pytest.raises(SystemExit) as ended:
         sys.exit(main(SHORT))
     assert ended.value.code == code

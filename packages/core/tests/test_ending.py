@@ -164,12 +164,12 @@ NOTHING = "nothing was trained, no run folder is left"
             "stopped",
         ),
         (
-            "runner_core.cli.train.evaluate",
+            "runner_core.cli.train_scoring.evaluate",
             "the training is saved, its scores are not: `runner toy evaluate run`",
             "done",
         ),
         (
-            "runner_core.cli.train._report",
+            "runner_core.cli.train_end._report",
             "training and scores are saved: `runner toy report run` writes its report",
             "done",
         ),
