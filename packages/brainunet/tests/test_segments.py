@@ -151,5 +151,5 @@ def test_options_that_cannot_be_met(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(BadInput, match="leave out --bids"):
         outputs.refuse(BrainPredictOptions(reference=tmp_path, bids="x"))
     monkeypatch.setattr(segments, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"pip install 'runner-brainunet\[dicom\]'"):
+    with pytest.raises(BadInput, match=r"uv pip install highdicom"):
         outputs.refuse(BrainPredictOptions(reference=tmp_path))

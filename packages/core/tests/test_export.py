@@ -72,7 +72,7 @@ def test_records_to_compare_on_are_not_called_the_training_data(trained: Path, h
 
 @pytest.mark.parametrize("words, error, text", [
     ("--to wrong", Unhealthy, "it computes something else"),
-    ("--to bare", BadInput, "no_such_library.*uv pip install runner-export"),
+    ("--to bare", BadInput, "no_such_library.*uv pip install -e packages/export"),
     ("--to conted", BadInput, r"no such format here; did you mean counted\?|no such format here.*counted"),
     ("--to keras", BadInput, "has torch's own, safetensors"),
 ])  # fmt: skip
@@ -89,7 +89,7 @@ def test_without_the_extension_one_message_says_what_to_install(
 ) -> None:
     nothing: dict[str, Any] = {}
     monkeypatch.setattr(command, "export_formats", lambda: nothing)
-    text = r"no such format here \(safetensors, hub-folder\); `uv pip install runner-export`"
+    text = r"no such format here \(safetensors, hub-folder\); `uv pip install -e packages/export`"
     with pytest.raises(BadInput, match=text):
         export(trained, here / "out", "--to", "onnx")
     assert "model.safetensors" in {path.name for path in export(trained, here / "out", "--to", "safetensors")}

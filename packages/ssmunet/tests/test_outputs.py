@@ -130,5 +130,5 @@ def test_traced_regions_are_valid_and_cover_their_pixels_exactly(mask: np.ndarra
 def test_a_format_whose_package_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "find_spec", lambda name: None)
     outputs.refuse(outputs.SpectraPredictOptions(geojson=True))
-    with pytest.raises(BadInput, match=r"--ome-tiff .* pip install 'runner-ssmunet\[formats\]'"):
+    with pytest.raises(BadInput, match=r"--ome-tiff .* uv pip install tifffile"):
         outputs.refuse(outputs.SpectraPredictOptions(ome_tiff=True))

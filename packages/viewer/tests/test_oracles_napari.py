@@ -16,7 +16,7 @@ from runner_core import Label, Layer
 from runner_viewer.cases import Case
 from runner_viewer.window import fill
 
-pytest.importorskip("napari", reason="napari is not installed (the extra runner-viewer[napari])")
+pytest.importorskip("napari", reason="napari is not installed (the extra `napari`)")
 
 NAMED = (Label(1, "brain", (255, 0, 0)), Label(7, "other", (0, 0, 255)))
 SPACING = (3.0, 1.0, 0.5)

@@ -129,7 +129,7 @@ def test_a_viewer_that_cannot_open_is_named(tmp_path: Path, monkeypatch: pytest.
         return str(caught.value)
 
     monkeypatch.setattr(window, "find_spec", lambda name: None)
-    assert "pip install 'runner-viewer[napari]'" in refused()
+    assert "uv pip install napari pyqt6" in refused()
     monkeypatch.setattr(window, "find_spec", lambda name: object())
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM"):
         monkeypatch.delenv(name, raising=False)
@@ -149,7 +149,7 @@ def test_the_command_line_says_what_to_install(run: Path, toy: dict[str, str]) -
              "sys.exit(main(['toy', 'view', *sys.argv[1:]]))", str(run)]  # fmt: skip
     done = subprocess.run(words, env=toy, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "pip install 'runner-viewer[napari]'" in done.stderr
+    assert "uv pip install napari pyqt6" in done.stderr
 
 
 def test_the_first_slice_is_the_one_to_look_at() -> None:

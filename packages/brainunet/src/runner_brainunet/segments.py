@@ -44,8 +44,7 @@ def refuse_unusable(series: Path) -> None:
     """Raise BadInput if nothing can be written: highdicom is not installed, or there is no such folder."""
     if find_spec("highdicom") is None:
         raise BadInput(
-            "--reference writes DICOM by the package highdicom, which is not installed: "
-            "pip install 'runner-brainunet[dicom]'"
+            "--reference writes DICOM by the package highdicom, which is not installed: uv pip install highdicom"
         )
     if not series.is_dir():
         raise BadInput(f"{series}: there is no such folder; --reference names the DICOM series of the scan")

@@ -53,7 +53,7 @@ def openvino(job: ExportJob) -> Sequence[Path]:
     from runner_export.write import write_openvino
 
     if find_spec("openvino") is None:
-        raise BadInput("--to openvino: `uv pip install runner-export[openvino]` installs what it needs")
+        raise BadInput("--to openvino: `uv pip install openvino` installs what it needs")
     windows = _windows(job, "openvino")
     files, networks = [], []
     for network in _onnx(windows, job.folder):

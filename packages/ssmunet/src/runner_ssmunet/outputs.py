@@ -34,9 +34,7 @@ class SpectraPredictOptions:
 def refuse(options: SpectraPredictOptions) -> None:
     """Raise BadInput for options that cannot be met, whatever the core."""
     if options.ome_tiff and find_spec("tifffile") is None:
-        raise BadInput(
-            "--ome-tiff writes by the package tifffile, which is not installed: pip install 'runner-ssmunet[formats]'"
-        )
+        raise BadInput("--ome-tiff writes by the package tifffile, which is not installed: uv pip install tifffile")
 
 
 @dataclass(frozen=True)

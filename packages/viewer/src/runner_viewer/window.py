@@ -29,7 +29,7 @@ _TURNS = 20
 def refuse_no_viewer(screenshot: Path | None) -> None:
     """Raise BadInput if there is no napari, no screen, or no place for the screenshot."""
     if find_spec("napari") is None:
-        raise BadInput("view needs napari, which is not installed: pip install 'runner-viewer[napari]' (0.7 GB)")
+        raise BadInput("view needs napari, which is not installed: uv pip install napari pyqt6 (0.7 GB)")
     if screenshot is not None and (screenshot.suffix.lower() != ".png" or not screenshot.absolute().parent.is_dir()):
         raise BadInput(f"--screenshot {screenshot}: name a file .png in a folder that exists")
     screen = os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")

@@ -112,7 +112,7 @@ def _library(named: str) -> Any:
         import huggingface_hub
     except ImportError:
         raise BadInput(
-            f"--from {named}: this needs the package huggingface_hub: install runner-core with its extra `hub`"
+            f"--from {named}: this needs the package huggingface_hub: `uv pip install huggingface-hub`"
         ) from None
     return huggingface_hub
 

@@ -38,6 +38,7 @@ CARDS = (CARD, "NOTICE")
 ENSEMBLE_FILE = "ensemble.json"
 """Beside the exported networks of several runs: how they predict together."""
 OWN_FORMATS = {"torch": "safetensors", "keras": "keras"}
+_INSTALL = "`uv pip install -e packages/export` in runner's repository"
 """The formats that the engines write."""
 SCRIPT = "predict.py"
 """The script of an export that predicts as the project does, with its views."""
@@ -86,13 +87,13 @@ def _format(started: Started[ExportOptions]) -> Write | None:
         try:
             found: Write = formats[asked].load()
         except ImportError as error:
-            raise BadInput(f"--to {asked}: {error}; `uv pip install runner-export` installs what it needs") from error
+            raise BadInput(f"--to {asked}: {error}; {_INSTALL} installs what it needs") from error
         return found
     if asked in OWN_FORMATS.values():
         raise BadInput(f"--to {asked}: project {started.setup.name} has {framework}'s own, {OWN_FORMATS[framework]}")
     there = [OWN_FORMATS[framework], HUB_FOLDER, *formats]
     hint = did_you_mean(asked, there)
-    more = "" if formats else "; `uv pip install runner-export` adds onnx, onnx-int8, openvino and torch-export"
+    more = "" if formats else f"; {_INSTALL} adds onnx, onnx-int8, openvino and torch-export"
     raise BadInput(f"--to {asked}: there is no such format here{hint} ({', '.join(there)}){more}")
 
 
