@@ -194,6 +194,6 @@ def _flags(project: type[Project] | None, command: str) -> set[str]:
 def test_nobody_is_told_to_install_our_names_from_an_index() -> None:
     """The packages are on no index, where runner-view, for example, is a stranger's: name folders or files."""
     sources = [path for path in ROOT.glob("packages/*/src/**/*.py") if path.is_file()]
-    named = re.compile(r"pip install\b[^`\n]*[\s'\"]runner-[a-z]")
+    named = re.compile(r"pip install\b[^`&;\n]*[\s'\"]runner-[a-z]")
     texts = {path: path.read_text(encoding="utf-8") for path in [*PAGES, *sources]}
     assert [f"{path}: {found[0]}" for path, text in texts.items() if (found := named.search(text))] == []
