@@ -48,7 +48,7 @@ def test_pieces_and_brains_are_scipys(script: Any, seed: int) -> None:
             np.testing.assert_array_equal(script.one_brain(mask, fill), whole.one_brain(mask, fill))
 
 
-@pytest.mark.parametrize("margin", [-2.5, -1.0, 0.0, 0.9, 2.1, 4.0])
+@pytest.mark.parametrize("margin", [-2.5, -1.0, 0.0, 0.9, 2.1, 4.0, 40.0])
 def test_margins_are_scipys(script: Any, margin: float) -> None:
     rng = np.random.default_rng(7)
     for spacing in ((1.0, 1.0, 1.0), (0.7, 1.0, 2.1)):

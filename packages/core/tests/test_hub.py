@@ -263,7 +263,7 @@ def test_without_a_connection_without_the_package(
     assert server.asked == []
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert main(["toy", "train", "--from", "hf:lab/net"]) == 2
-    assert "install runner-core with its extra `hub`" in capsys.readouterr().err
+    assert "uv pip install huggingface-hub" in capsys.readouterr().err
 
 
 def test_nothing_is_asked_where_nobody_wrote_hf(here: Path) -> None:

@@ -217,6 +217,16 @@ def test_a_large_output_does_not_excuse_a_small_one() -> None:
     assert measured.largest > measured.tolerance
 
 
+def test_a_small_output_is_compared_by_its_own_size() -> None:
+    measured = parity.Parity()
+    measured.add({"rate": np.array([1e-3, 5e-4])}, {"rate": np.array([1e-3, 5.1e-4])})
+    assert measured.tolerance == pytest.approx(1e-3 * parity.DIGITS)
+    assert measured.largest > measured.tolerance
+    nothing = parity.Parity()
+    nothing.add({"rate": np.zeros(2)}, {"rate": np.full(2, 1e-8)})
+    assert nothing.largest <= nothing.tolerance == parity.DIGITS**2
+
+
 def test_openvino_reports_to_nobody(tmp_path: Path) -> None:
     if find_spec("openvino") is None:
         pytest.skip("OpenVINO is not installed")

@@ -102,6 +102,7 @@ def test_a_name_is_no_path(server: Server, name: str) -> None:
         ("a", npy(), 415, "its ending says what it is"),
         ("a.xyz", npy(), 422, "input.xyz: no .npy file\n"),
         ("a.csv", b"image\n/etc/passwd\n", 422, "tables and texts name other files"),
+        ("a.CSV.gz", b"image\n/etc/passwd\n", 422, "tables and texts name other files"),
         ("a.npy", npy()[:100], 422, "input.npy: damaged\n"),
         ("a.npy", b"", 400, "no body"),
         ("a.npy?only=.nii", npy(), 422, "no file ends with '.nii'; there are "),

@@ -13,7 +13,7 @@ from runner_core import Array, Arrays, BadInput, ExportJob, Infer, Json, Unhealt
 RECORDS = 3
 """Most records that are compared."""
 DIGITS = float(np.finfo(np.float32).eps) ** 0.5
-"""Largest allowed difference of an output, as a share of its largest value, or of 1 if that is smaller.
+"""Largest allowed difference of an output, as a share of its largest value.
 
 It is half of float32's digits (3.5e-4). Other orders of sums cost a few of the last digits in each layer; a wrong
 operation costs the first ones."""
@@ -28,7 +28,10 @@ class Parity:
     differences: dict[str, float] = field(default_factory=dict)
     """The largest difference of each output."""
     scales: dict[str, float] = field(default_factory=dict)
-    """Largest finite value of each output of the checkpoint, without its sign; at least 1."""
+    """Largest finite value of each output of the checkpoint, without its sign.
+
+    It is at least `DIGITS`: below, float32's last digit of the 1 that networks compute with is all that is asked for.
+    """
 
     @property
     def output(self) -> str:
@@ -43,7 +46,7 @@ class Parity:
     @property
     def scale(self) -> float:
         """Its largest value."""
-        return self.scales.get(self.output, 1.0)
+        return self.scales.get(self.output, DIGITS)
 
     @property
     def tolerance(self) -> float:
@@ -56,7 +59,7 @@ class Parity:
         for name, array in expected.items():
             largest = float(np.abs(array[np.isfinite(array)]).max(initial=0))
             self.differences[name] = max(self.differences.get(name, 0.0), _difference(array, found[name]))
-            self.scales[name] = max(self.scales.get(name, 1.0), largest)
+            self.scales[name] = max(self.scales.get(name, DIGITS), largest)
 
     def as_json(self, source: str) -> dict[str, Json]:
         """Return the figures for export.json."""

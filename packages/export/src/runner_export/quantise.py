@@ -28,7 +28,7 @@ def quantise(
 
     Raises BadInput if there are not enough records.
     """
-    keys = [record.key for record, _ in job.records()]
+    keys = job.keys
     count = min(CALIBRATE, len(keys) - 1)
     if count < 1:
         raise BadInput(

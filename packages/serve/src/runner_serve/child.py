@@ -27,6 +27,7 @@ ARCHIVE = ".zip"
 _UNPACKED = "input"
 """Folder of an unpacked archive."""
 _TABLES = (".csv", ".tsv", ".txt", ".xlsx", ".xls", ".parquet", ".json")
+_PACKED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _LARGEST_FACTS = 1 << 16
 """Bytes of a JSON file that is looked at for numbers."""
 _MOST_FACTS = 32
@@ -121,7 +122,7 @@ class Served:
 
 
 def _refuse_table(given: Path) -> None:
-    if given.name.endswith(_TABLES):
+    if _PACKED.sub("", given.name.lower()).endswith(_TABLES):
         raise BadInput(f"{given.name}: tables and texts name other files; send a record itself, or a zip of its files")
 
 

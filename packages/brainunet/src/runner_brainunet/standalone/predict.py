@@ -163,15 +163,16 @@ def with_margin(mask: Array, margin: float, spacing: tuple[float, ...]) -> Array
 
 def near(mask: Array, distance: float, spacing: tuple[float, ...]) -> Array:
     """Return the voxels whose distance (mm) from one of the mask's is `distance` or less."""
-    reach = [int(distance // size) + 1 for size in spacing]
-    steps = np.stack(np.meshgrid(*(np.arange(-n, n + 1) for n in reach), indexing="ij"), -1).reshape(-1, 3)
-    allowed = np.sqrt(((steps * np.asarray(spacing)) ** 2).sum(1)) <= distance * (1 + 1e-6)
-    found = np.zeros(mask.shape, bool)
-    for step in steps[allowed]:
-        to = tuple(slice(max(0, d), n + min(0, d)) for d, n in zip(step, mask.shape, strict=True))
-        of = tuple(slice(max(0, -d), n + min(0, -d)) for d, n in zip(step, mask.shape, strict=True))
-        found[to] |= mask[of]
-    return found
+    squares = np.where(mask, np.float32(0), np.float32(np.inf))  # of distances, along one more axis in each turn
+    for axis, size in enumerate(spacing):
+        nearest = squares.copy()
+        before, now = np.moveaxis(squares, axis, 0), np.moveaxis(nearest, axis, 0)
+        for step in range(1, min(int(distance // size) + 2, len(now))):
+            further = np.float32((step * size) ** 2)
+            np.minimum(now[step:], before[:-step] + further, out=now[step:])
+            np.minimum(now[:-step], before[step:] + further, out=now[:-step])
+        squares = nearest
+    return np.asarray(np.sqrt(squares) <= distance * (1 + 1e-6))
 
 
 # ---------------------------------------------------------------- NIfTI

@@ -22,6 +22,8 @@ OWN = "runner"
 """Entry of config.json in a repository that `export --to hub-folder` wrote: project, preset, settings."""
 _FORM = re.compile(r"hf:(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHORTEST = 7
+"""Digits of a commit by which it is known: as git abbreviates."""
 _SAFE = ".safetensors"
 _LARGEST_ABOUT = 1 << 24
 _SECONDS = 30
@@ -50,12 +52,15 @@ def is_hub(named: str) -> bool:
 def is_same(named: str, source: str) -> bool:
     """Return whether `named` may mean the weights of `source`, which has a commit.
 
-    >>> is_same("hf:a/b", "hf:a/b@0123"), is_same("hf:a/b@01", "hf:a/b@0123"), is_same("hf:a/c", "hf:a/b@0123")
+    >>> commit = "hf:a/b@0123456789"
+    >>> is_same("hf:a/b", commit), is_same("hf:a/b@0123456", commit), is_same("hf:a/b@01", commit)
     (True, True, False)
     """
     repository, revision = _parsed(named)
     other, commit = _parsed(source)
-    return repository == other and (revision is None or str(commit).startswith(revision))
+    return repository == other and (
+        revision is None or (len(revision) >= _SHORTEST and str(commit).startswith(revision))
+    )
 
 
 def fetch(named: str) -> Fetched:

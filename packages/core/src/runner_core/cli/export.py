@@ -38,8 +38,8 @@ CARDS = (CARD, "NOTICE")
 ENSEMBLE_FILE = "ensemble.json"
 """Beside the exported networks of several runs: how they predict together."""
 OWN_FORMATS = {"torch": "safetensors", "keras": "keras"}
-_INSTALL = "`uv pip install -e packages/export` in runner's repository"
 """The formats that the engines write."""
+_INSTALL = "`uv pip install -e packages/export` in runner's repository"
 SCRIPT = "predict.py"
 """The script of an export that predicts as the project does, with its views."""
 
@@ -53,6 +53,8 @@ def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
     """Write the network for use without runner, and return the files; each of several into a folder of its own."""
     out = members[0].options.out
     write = _format(members[0])
+    if write is None and members[0].options.data is not None:
+        raise BadInput("--data names records to compare on, and only formats of --to, such as onnx, are compared")
     remove_leftovers(out)
     refuse_full_folder(out, "name another with --out")
     if len(members) == 1:
@@ -148,15 +150,16 @@ def _card(
 def _job(started: Started[ExportOptions], state: State, checkpoint: Path, folder: Path) -> ExportJob:
     """Return what the function of a format gets: the network, and the records to compare on.
 
-    These are the run's validation records; all records of `--data`; for weights that came without data the phantom's.
+    These are the run's validation records; all records of `--data`, if that is not what the run was trained on; for
+    weights that came without data the phantom's.
     """
     setup, run = started.setup, run_of(started)
     name = started.options.to
-    trained = setup.engine.load(setup, state)
     if reason := setup.project.standalone().refused.get(name):
         raise BadInput(f"--to {name}: project {setup.name} cannot be exported so: {reason}")
+    trained = setup.engine.load(setup, state)
     imported = run.read_summary().get("status") == IMPORTED
-    side = "all" if imported or started.options.data is not None else "validation"
+    side = "validation" if started.own_data and not imported else "all"
     _, records = split_records(started, side, read_split(run.path))
     pipeline = RecordPipeline.of(setup)
 
@@ -167,4 +170,4 @@ def _job(started: Started[ExportOptions], state: State, checkpoint: Path, folder
 
     place = " of the phantom" if setup.source is None else " of --data" if started.options.data is not None else ""
     source = f"records{place}" if side == "all" else f"validation records{place}"
-    return ExportJob(setup.project, trained, checkpoint.name, each, source, folder)
+    return ExportJob(setup.project, trained, checkpoint.name, each, [r.key for r in records], source, folder)

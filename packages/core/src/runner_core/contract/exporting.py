@@ -28,6 +28,8 @@ class ExportJob:
     """Name of the checkpoint."""
     records: Callable[[], Iterator[tuple[Record, Cropped]]] = field(repr=False)
     """`records()` yields the records that the network is tried on, and what it gets of each: at least one."""
+    keys: Sequence[str]
+    """The keys of these records, in their order."""
     source: str
     """Where these records are from, in words."""
     folder: Path
