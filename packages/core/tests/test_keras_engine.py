@@ -247,18 +247,6 @@ def test_the_summary_tells_versions(trained):
     assert start["timing"]["versions"]["keras"] == keras.__version__
 
 
-def test_channels_last_is_not_for_keras():
-    for setting in ("auto", "off"):
-        assert made(train__channels_last=setting).engine
-    with pytest.raises(BadInput, match=r"train\.channels_last is for PyTorch"):
-        made(train__channels_last="on").engine  # noqa: B018
-
-
-def test_strategies_of_several_devices_are_not_for_keras():
-    with pytest.raises(BadInput, match=r"train\.strategy fsdp is for PyTorch"):
-        made(train__strategy="fsdp").engine  # noqa: B018
-
-
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="TensorFlow has oneDNN on x86 only")
 @pytest.mark.parametrize(("chosen", "on"), [(None, "True"), ("0", "False")])
 def test_convolutions_use_onednn_on_every_x86_processor(chosen, on):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -58,6 +59,17 @@ class KerasToy(toy.Toy):
             return ops.mean(ops.cast(ops.equal(prediction > 0, batch["mask"] > 0), "float32"))
 
         return [KerasFunctionMetric("accuracy", accuracy)]
+
+
+NOTES = "TOY_NOTES"
+"""Environment variable that names the folder of `NotesProcesses`."""
+
+
+class NotesProcesses(KerasToy):
+    """Each process that augments samples leaves a file by its number."""
+
+    def augment(self, sample, rng):
+        (Path(os.environ[NOTES]) / str(os.getpid())).touch()
 
 
 def run(config, folder, **more):

@@ -55,6 +55,9 @@ def runner_engine(project: Project, config: RunConfig) -> Engine | None:
             from runner_core.engines.torch import TorchEngine
 
             return TorchEngine(project, config)
+        from runner_core.engines.for_torch import refuse_for_keras
+
+        refuse_for_keras(project, config.train)  # importing TensorFlow takes seconds
         from runner_core.engines.keras import KerasEngine
 
         return KerasEngine(project, config)

@@ -34,12 +34,6 @@ class KerasEngine:
     name = "keras"
 
     def __init__(self, project: Project, config: RunConfig) -> None:
-        if config.train.channels_last == "on":
-            raise BadInput("train.channels_last is for PyTorch; in Keras convolutions have channels last: leave it out")
-        if config.train.strategy != "auto":
-            raise BadInput(
-                f"train.strategy {config.train.strategy} is for PyTorch; Keras trains on one device: leave it out"
-            )
         self.project = project
         self.config = config
 
@@ -65,7 +59,7 @@ class KerasEngine:
         return read_weights(file)
 
     def join(self, place: Place) -> Team:
-        """Raise BadInput, because Keras distributes by its own means, which this engine does not use."""
+        """Raise BadInput, because this engine trains on one device."""
         raise BadInput(f"train.devices {place.count}: a Keras project trains on one device; leave it out")
 
     def state_of(self, setup: Setup, weights: Tensors, statistics: Statistics) -> State:

@@ -235,8 +235,6 @@ def build_optimizer(project: Project, trained: list[keras.Variable], config: Tra
             f"project {project.name}: `adjust` is for PyTorch; in Keras an optimizer takes schedules: leave it out"
         )
     optimizer = None if learning.optimizer is None else learning.optimizer(trained)
-    if optimizer is None and config.optimizer == "muon":
-        raise BadInput(f"train.optimizer muon is for PyTorch, and project {project.name} uses Keras: take adamw")
     if optimizer is None:
         decay = config.weight_decay
         if config.optimizer == "sgd":

@@ -1,0 +1,19 @@
+"""Settings of the training that PyTorch alone has."""
+
+from __future__ import annotations
+
+from runner_core.base.errors import BadInput
+from runner_core.config import TrainConfig
+from runner_core.contract.project import Project
+
+
+def refuse_for_keras(project: Project, train: TrainConfig) -> None:
+    """Raise BadInput for the first setting that the Keras engine does not have; imports no framework."""
+    if train.devices > 1:
+        raise BadInput(f"train.devices {train.devices}: a Keras project trains on one device; leave it out")
+    if train.strategy != "auto":
+        raise BadInput(f"train.strategy {train.strategy} is for PyTorch; Keras trains on one device: leave it out")
+    if train.channels_last == "on":
+        raise BadInput("train.channels_last is for PyTorch; in Keras convolutions have channels last: leave it out")
+    if train.optimizer == "muon":
+        raise BadInput(f"train.optimizer muon is for PyTorch, and project {project.name} uses Keras: take adamw")
