@@ -17,6 +17,7 @@ NAMES = (
     "spectral",
     "preprocess",
     "brain",
+    "brain_stages",
     "openkbp",
     "volumes",
     "scrolls",

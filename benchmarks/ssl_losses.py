@@ -120,6 +120,7 @@ def agree(case: Case, theirs: Callable[[torch.Tensor], torch.Tensor]) -> None:
 
 
 def run(options: Options) -> Result:
+    torch.set_num_threads(1)  # a second one would wait for whatever else the machine does
     size = QUICK if options.quick else Size()
     turns = Turns(2 if options.quick else 10)
     made = cases(size)
@@ -151,8 +152,9 @@ def run(options: Options) -> Result:
     return Result(
         title="Losses of self-supervised learning",
         what=f"Forward and backward pass (Sinkhorn-Knopp: its three rounds) of dinocell's losses and lightly's, "
-        f"{size.prototypes:,} prototypes, two global and {size.local_crops} local crops, float32. MB: what a pass "
-        "takes at most above the logits that it is given, their gradient included. Values and gradients of both agree.",
+        f"{size.prototypes:,} prototypes, two global and {size.local_crops} local crops, float32, one thread. MB: "
+        "what a pass takes at most above the logits that it is given, their gradient included. Values and gradients of "
+        "both agree.",
         tables=[Table(heads, rows)],
         aims=aims,
         remarks=[

@@ -23,13 +23,13 @@ INSIDE, OUTSIDE = 3, 4
 """Numbers of classes: of the brain, and of the tissue around it."""
 SHAPES = 3
 """Further classes for structures that are added outside the brain."""
-_CONTRASTS = (
-    # brain: fluid, grey, white matter         around it: bone, muscle, skin or marrow, fat
-    ((0.15, 0.50, 0.75), (0.08, 0.35, 0.60, 0.95)),  # T1
-    ((0.95, 0.60, 0.45), (0.08, 0.25, 0.45, 0.70)),  # T2
-    ((0.12, 0.65, 0.50), (0.08, 0.35, 0.45, 0.60)),  # FLAIR
-    ((0.85, 0.80, 0.65), (0.10, 0.50, 0.60, 0.80)),  # PD
-)
+TYPICAL = {
+    # brain: fluid, grey, white matter  around it: bone, muscle, skin or marrow, fat
+    "T1": ((0.15, 0.50, 0.75), (0.08, 0.35, 0.60, 0.95)),
+    "T2": ((0.95, 0.60, 0.45), (0.08, 0.25, 0.45, 0.70)),
+    "FLAIR": ((0.12, 0.65, 0.50), (0.08, 0.35, 0.45, 0.60)),
+    "PD": ((0.85, 0.80, 0.65), (0.10, 0.50, 0.60, 0.80)),
+}
 """Typical intensities of the classes, which are in the order of their brightness in T1."""
 
 
@@ -123,8 +123,8 @@ def _surroundings(label: Tensor, masks: Tensor, rng: Random) -> Tensor:
 
 def _levels(rng: Random) -> Tensor:
     """Return the intensity of each class (B, classes): of a known contrast, or arbitrary in a third of the samples."""
-    known = torch.tensor([(0.0, *inside, *outside) for inside, outside in _CONTRASTS], device=rng.device)
-    which = rng.uniform(0, len(_CONTRASTS)).long()
+    known = torch.tensor([(0.0, *inside, *outside) for inside, outside in TYPICAL.values()], device=rng.device)
+    which = rng.uniform(0, len(known)).long()
     typical = known[which] + rng.normal(known.shape[1]) * 0.08
     arbitrary = rng.uniform(0, 1, known.shape[1])
     levels = torch.where(rng.chance(1 / 3, 1) > 0, arbitrary, typical)
