@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -251,6 +254,51 @@ def test_parts_are_combined_into_one_file(
         assert main([*words, "parts", "--part", part]) == 0
     assert main([*words, "whole"]) == 0
     assert contents(Path("whole")) == contents(Path("parts"))
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk whose file system has no locks, as some network disks are mounted."""
+
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+@torch
+@pytest.mark.usefixtures("no_locks")
+def test_parts_on_a_disk_without_locks(
+    trained: Path, tmp_path: Path, toy: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["toy", "phantom", "data"]) == 0
+    words = ["toy", "predict", str(trained), "data", "--out"]
+    assert main([*words, "whole"]) == 0
+    for part in ("1/2", "2/2"):
+        assert main([*words, "parts", "--part", part]) == 0
+    assert contents(Path("whole")) == contents(Path("parts"))
+    build = ["toy", "cache", "build", "--data", "data", "--cache.dir", "caches", "--part"]
+    assert main([*build, "1/2"]) == 0
+    assert main([*build, "2/2"]) == 0
+    assert caches(Path("caches"))
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".held")]
+    capsys.readouterr()
+
+
+def test_a_part_is_done_by_one_process_on_a_disk_without_locks_too(tmp_path: Path, no_locks: None) -> None:
+    folder, other = PartsFolder(tmp_path / "parts"), Path(f"{tmp_path / 'parts' / '2-of-2.lock'}.held")
+    folder.join(2, {"weights": "a"})
+    with folder.claimed(Part(1, 2)):
+        with (
+            pytest.raises(BadInput, match=r"part 1/2 is at work already.*1-of-2\.lock\.held"),
+            folder.claimed(Part(1, 2)),
+        ):
+            pass
+        with folder.claimed(Part(2, 2)):
+            assert other.exists()
+    with folder.claimed(Part(1, 2)):
+        assert not other.exists()
 
 
 def test_a_part_is_done_once_at_a_time(tmp_path: Path) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from runner_core import Record
 from runner_core.base.location import Url
 from runner_core.config import RemoteConfig
 from runner_core.data.stream import client as clients
+from runner_core.data.stream import marks
 from runner_core.data.stream.bad import Unreachable
 from runner_core.data.stream.client import remote_client
 from runner_core.data.stream.local import marked
@@ -90,8 +95,21 @@ def test_a_listing_that_is_denied_gives_way_to_single_requests(server, tmp_path,
     assert all(url.etag for record in found for url in record.files.values())
 
 
-def test_a_memory_that_is_no_database_is_passed_over(server, tmp_path):
-    (tmp_path / "objects.sqlite").write_bytes(b"x" * 5000)
+@pytest.mark.parametrize("content", [b"x" * 5000, b"", b"\x93NUMPY"])
+def test_a_memory_that_is_damaged_is_passed_over(server, tmp_path, content):
+    (tmp_path / marks.FILE).write_bytes(content)
     found = marked(records(), remote(server), tmp_path, print)
     assert all(url.etag for record in found for url in record.files.values())
     assert replace(found[0]) == found[0]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from("xyz")), max_size=6))
+def test_changes_are_those_since_each_files_last_use(starts):
+    """Starts with other files of several data sets, and with files whose content is another one than before."""
+    with TemporaryDirectory() as folder:
+        known = {}
+        for files in starts:
+            others = [url for url, etag in files.items() if known.get(url, etag) != etag]
+            twice = [*files.items(), *files.items()]  # files of two records
+            assert marks.changed(Path(folder), lambda twice=twice: iter(twice)) == (len(others), [*others, ""][0])
+            known |= files

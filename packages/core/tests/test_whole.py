@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from runner_core import BadInput
+from runner_core.base.writing import host_word
 from runner_core.cli import main
 from runner_core.output.evaluations import remove_leftovers, write_whole
 
@@ -60,15 +62,59 @@ def test_a_refusal_names_the_file_as_the_user_knows_it(tmp_path: Path) -> None:
     assert not names(tmp_path)
 
 
+GONE = 2**22 + 1
+"""No process has this number."""
+
+
+def leftover(out: Path, host: str, pid: int, age: float = 0) -> str:
+    """Make a folder that a process of a machine was writing, `age` seconds ago; return its name."""
+    folder = out / f".runner-writing-{host}-{pid}-{age:.0f}"
+    folder.mkdir()
+    (folder / "a").touch()
+    for path in (folder / "a", folder):
+        os.utime(path, (time.time() - age,) * 2)
+    return folder.name
+
+
 def test_leftovers_of_a_kill_are_removed_and_those_of_a_living_process_are_not(tmp_path: Path) -> None:
-    for name in ("dead", "alive"):
-        (tmp_path / f".runner-writing-{name}").mkdir()
-        (tmp_path / f".runner-writing-{name}" / "a").touch()
-    descriptor = os.open(tmp_path / ".runner-writing-alive", os.O_RDONLY)
+    leftover(tmp_path, host_word(), GONE)
+    alive = leftover(tmp_path, host_word(), os.getpid())
+    descriptor = os.open(tmp_path / alive, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     remove_leftovers(tmp_path)
     os.close(descriptor)
-    assert names(tmp_path) == {".runner-writing-alive", ".runner-writing-alive/a"}
+    assert names(tmp_path) == {alive, f"{alive}/a"}
+
+
+def test_another_machines_lock_may_not_be_seen(tmp_path: Path) -> None:
+    """Locks of a disk may be those of one machine alone: what another one writes stays until it is a day old."""
+    fresh = leftover(tmp_path, "0" * 12, GONE, 3600)
+    leftover(tmp_path, "0" * 12, GONE, 2 * 86400)
+    newer = leftover(tmp_path, "0" * 12, GONE, 3 * 86400)
+    (tmp_path / newer / "b").touch()
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == {fresh, f"{fresh}/a", newer, f"{newer}/a", f"{newer}/b"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_only_what_a_dead_process_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    leftover(tmp_path, host_word(), GONE)
+    other = leftover(tmp_path, "0" * 12, GONE)
+
+    def write(folder: Path) -> Sequence[Path]:
+        remove_leftovers(tmp_path)  # as the next part does, while this one writes
+        assert names(tmp_path) == {other, f"{other}/a", folder.name}
+        (folder / "b").touch()
+        return [folder / "b"]
+
+    write_whole(tmp_path, write)
+    assert names(tmp_path) == {other, f"{other}/a", "b"}
 
 
 @pytest.mark.torch

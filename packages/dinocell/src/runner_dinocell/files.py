@@ -25,6 +25,7 @@ from runner_core import (
     refuse_no_table,
     shell_word,
     split_named,
+    tabled,
 )
 
 from runner_dinocell import labels, manifest, names, objects, sources, tiff
@@ -35,7 +36,7 @@ from runner_dinocell.names import FieldName, Name
 
 Plate = tuple[str, ...]
 """source, batch and plate."""
-_Images = Mapping[FieldName, dict[str, Location]]
+_Images = dict[FieldName, dict[str, Location]]
 """Images of fields, by channel."""
 
 _PICTURES = (".png", ".jpg", ".jpeg")
@@ -46,7 +47,7 @@ def find_records(
     config: CellConfig,
     channels: Sequence[str] = (),
     labelled: bool = True,
-) -> list[Field]:
+) -> Sequence[Field]:
     """Find every field below `root`, a folder or a URL, or in a manifest that `root` is.
 
     Names and tables are read, no image. Raises BadInput if nothing is found, if a table or a pattern is not usable, for
@@ -74,10 +75,14 @@ def find_records(
     label = own.get if in_table else _labels(top, config)
     if config.data.nuclei is not None:
         nuclei_channel(chosen, config.data.nuclei)  # a wrong one is refused once, not for each field
-    records = [_record(field, found[field], chosen, label(field)) for field in sorted(found, key=_by_number)]
+    fields: Iterator[Field] = (
+        _record(field, found.pop(field), chosen, label(field)) for field in sorted(found, key=_by_number)
+    )
     if table is not None:
-        records = _grouped(table, records)
-    records = _with_cells(root, records, config)
+        fields = _grouped(table, fields)
+    if config.data.cells in (None, "find") and not mixed:
+        return tabled(fields)  # millions are never around as objects all at once
+    records = _with_cells(root, list(fields), config)
     if not mixed:
         return records
     if without := [record.key for record in records if not record.images]:
@@ -149,17 +154,15 @@ def _refuse_shared(table: Table, cells: Mapping[FieldName, Array], records: Sequ
         )
 
 
-def _grouped(table: Table, records: Sequence[Field]) -> list[Field]:
-    """Return the fields with the table's own group and split, if it has such columns."""
+def _grouped(table: Table, records: Iterable[Field]) -> Iterator[Field]:
+    """Yield the fields with the table's own group and split, if it has such columns."""
     groups, splits = manifest.of_fields(table, "group"), manifest.of_fields(table, "split")
     splits = {field: split_named(text, table.where) for field, text in splits.items()}
-    return [
-        replace(record, group=groups.get(record.name, record.group), split=splits.get(record.name))
-        for record in records
-    ]
+    for record in records:
+        yield replace(record, group=groups.get(record.name, record.group), split=splits.get(record.name))
 
 
-def find_inputs(path: Location, config: CellConfig, channels: Sequence[str]) -> list[Field]:
+def find_inputs(path: Location, config: CellConfig, channels: Sequence[str]) -> Sequence[Field]:
     """Find fields to predict: all below a folder or URL, or in a table, or the field of one image.
 
     Their `channels` are the network's. `data.manifest` is ignored, because it belongs to the training data; labels are

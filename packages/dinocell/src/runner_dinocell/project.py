@@ -97,9 +97,11 @@ class DinoCell(Project):
 
     def records(self, root: Location) -> Sequence[fields.Field]:
         found = files.find_records(root, self.config, self._channels)
-        self._places = next((field.channels for field in found if field.partial), ())
-        self._labels = {field.key: field.label for field in found}
-        self._centres = _digest(field.centres for field in found if field.centres is not None)
+        own = found if isinstance(found, list) else found[:1]  # else all are alike, and millions are not made for this
+        self._places = next((field.channels for field in own if field.partial), ())
+        self._centres = _digest(field.centres for field in own if field.centres is not None)
+        if self.config.metadata.told:
+            self._labels = {field.key: field.label for field in found}
         return found
 
     def inputs(self, path: Location) -> Sequence[fields.Field]:

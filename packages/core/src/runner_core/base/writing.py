@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import errno
 import fcntl
+import hashlib
 import io
 import json
 import os
+import platform
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -195,6 +198,29 @@ def full_disk(error: BaseException) -> OSError | None:
 # ------------------------------------------------------------ locks
 
 
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""`errno` of a lock on a file system that has none, as some network disks are mounted."""
+LONG_AGO = 86400.0
+"""Seconds after which nobody writes any more into a folder that nobody has touched."""
+
+
+def host_word() -> str:
+    """Return 12 hexadecimal digits that stand for this machine in temporary names."""
+    return hashlib.blake2b(platform.node().encode(), digest_size=6).hexdigest()
+
+
+def untouched(folder: Path, seconds: float) -> bool:
+    """Return True if nothing in the folder has changed for so long, by the clock of its own disk."""
+    with tempfile.TemporaryFile(dir=folder.parent) as now:
+        newest = max((os.lstat(path).st_mtime for path in [folder, *folder.rglob("*")]), default=0.0)
+        return os.fstat(now.fileno()).st_mtime - newest > seconds
+
+
+def has_no_locks(error: OSError) -> bool:
+    """Return True for the error of a lock on a file system without locks."""
+    return error.errno in _NO_LOCKS
+
+
 def lock(descriptor: int, *, shared: bool = False, wait: bool = True) -> None:
     """Lock an open file or folder until it is closed, or the process ends.
 
@@ -228,16 +254,24 @@ def is_locked(path: Path) -> bool:
 def locked(file: Path, *, wait: bool = True, busy: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Hold the lock `file`, which is made if it is missing; the lock of a killed process is free.
 
+    On a disk without locks, the file `FILE.held` stands for it, with the holder's host and process in it. What a killed
+    process left of it is removed by the next one on the same machine, but not by another machine.
     If another process holds it, `busy` is called, and then this one waits. Without `wait` it raises BlockingIOError.
     """
-    from filelock import FileLock, Timeout
+    from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-    held = FileLock(file)
+    held: BaseFileLock = FileLock(file)
     try:
-        held.acquire(timeout=0)
+        try:
+            held.acquire(timeout=0)
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, Timeout) or (isinstance(error, OSError) and not has_no_locks(error)):
+                raise
+            held = SoftFileLock(f"{file}.held")
+            held.acquire(timeout=0)
     except Timeout:
         if not wait:
-            raise BlockingIOError(errno.EAGAIN, "another process holds the lock", str(file)) from None
+            raise BlockingIOError(errno.EAGAIN, "another process holds the lock", held.lock_file) from None
         busy()
         held.acquire()
     try:

@@ -94,7 +94,8 @@ class Project:
 
         `root` is a Path, or a Url if the project is `remote` and the user named one. Raises BadInput that names the
         folder and the expected layout if there is no record. Files that are found but not taken:
-        `runner_core.leave_out`.
+        `runner_core.leave_out`. If there may be millions, return `runner_core.tabled` of a generator that makes them
+        one by one: they are never around as objects all at once.
         """
         raise _not_written(self, "records")
 

@@ -5,8 +5,6 @@ All processes of a machine that map one file share its memory, and workers are s
 
 from __future__ import annotations
 
-import json
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -15,10 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from runner_core.base.writing import whole_file
-from runner_core.contract import Array, Json
-
-_ROWS = 64
-"""Values that are compressed together."""
+from runner_core.contract import Array
 
 Item = TypeVar("Item")
 Kind = TypeVar("Kind", bound="Column[Any]")
@@ -136,7 +131,10 @@ class Digests(Column[str]):
     digests: Array
 
     def __init__(self, texts: Iterable[str]) -> None:
-        self.digests = np.frombuffer(b"".join(map(bytes.fromhex, texts)), np.uint8).reshape(-1, 16)
+        texts, packed = iter(texts), bytearray()
+        while some := "".join(islice(texts, 1 << 12)):
+            packed += bytes.fromhex(some)
+        self.digests = np.frombuffer(packed, np.uint8).reshape(-1, 16)
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -203,79 +201,6 @@ class Shapes(Column[tuple[int, ...]]):
 
     def at(self, number: int) -> tuple[int, ...]:
         return tuple(self.sides[number, : self.axes[number]].tolist())
-
-
-class Blocks(Column[Item]):
-    """JSON values, `_ROWS` of them compressed together; the block that was read last is kept."""
-
-    parts = ("packed", "ends", "total")
-    packed: Array
-    ends: Array
-    """(blocks + 1,) int64: where each block begins in `packed`."""
-    total: Array
-    """(1,) int64: number of values."""
-
-    def __init__(self, values: Iterable[Json]) -> None:
-        packed, ends, count = bytearray(), [0], 0
-        values = iter(values)
-        while rows := list(islice(values, _ROWS)):
-            packed += zlib.compress(json.dumps(rows, separators=(",", ":")).encode(), 1)
-            ends.append(len(packed))
-            count += len(rows)
-        self.packed = np.frombuffer(packed, np.uint8)
-        self.ends, self.total = np.array(ends, np.int64), np.array([count], np.int64)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_last"}
-
-    def __len__(self) -> int:
-        return int(self.total[0])
-
-    def at(self, number: int) -> Any:
-        block, row = divmod(number, _ROWS)
-        return self.made(self._block(block)[row])
-
-    def __iter__(self) -> Iterator[Any]:
-        for block in range(len(self.ends) - 1):
-            yield from map(self.made, self._block(block))
-
-    def _block(self, number: int) -> list[Any]:
-        last, rows = self.__dict__.get("_last", (-1, []))  # read at once: other threads replace it
-        if last != number:
-            packed = self.packed[self.ends[number] : self.ends[number + 1]].tobytes()
-            rows = json.loads(zlib.decompress(packed))
-            self.__dict__["_last"] = number, rows
-        return rows
-
-    def made(self, value: Any) -> Any:
-        """Return the item that a JSON value stands for."""
-        return value
-
-
-class Texts(Blocks[str]):
-    """Texts, such as keys of records."""
-
-
-class Chosen(Sequence[Item]):
-    """Those of `items` whose `numbers` are given, each taken when it is asked for.
-
-    >>> Chosen("abcd", [3, 1])[:]
-    ['d', 'b']
-    """
-
-    def __init__(self, items: Sequence[Item], numbers: Sequence[int]) -> None:
-        self._items, self._numbers = items, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return [self._items[n] for n in self._numbers[number]]
-        return self._items[self._numbers[number]]
-
-    def __iter__(self) -> Iterator[Item]:
-        return map(self._items.__getitem__, self._numbers)
 
 
 def kept(folder: Path | None, name: str, kind: type[Kind], make: Callable[[], Kind]) -> Kind:

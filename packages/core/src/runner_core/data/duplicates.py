@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -26,6 +27,7 @@ from runner_core.base.text import counted
 from runner_core.contract import Finding
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.data.cache.identity import Identities, files_below, identify
+from runner_core.data.table import RecordTable, alike
 
 _SHOWN = 5
 _MIDDLE = 16384
@@ -33,8 +35,10 @@ _MIDDLE = 16384
 _READERS = 16
 
 
-def known_digests(index: Identities, records: Sequence[AnyRecord]) -> list[str | None]:
+def known_digests(index: Identities, records: Sequence[AnyRecord]) -> Sequence[str | None]:
     """Return digests of main files that were read when the cache was built, and None for the others."""
+    if isinstance(records, RecordTable) and records.counts.remote == records.counts.files:
+        return Etags(records)
     places = [_path(record) if record.files else None for record in records]
     if all(isinstance(at, Url) for at in places):
         return [_etag(at) for at in places if isinstance(at, Url)]
@@ -47,7 +51,7 @@ def read_digests(index: Identities, records: Sequence[AnyRecord]) -> list[str | 
 
     A file that cannot be read has none.
     """
-    digests = known_digests(index, records)
+    digests = list(known_digests(index, records))
     for number, record in enumerate(records):
         if digests[number] is None and record.files and not isinstance(_path(record), Url):
             with suppress(BadInput):  # reported when the record is scored
@@ -57,12 +61,14 @@ def read_digests(index: Identities, records: Sequence[AnyRecord]) -> list[str | 
     return digests
 
 
-def suspected_digests(index: Identities, records: Sequence[AnyRecord]) -> list[str | None]:
+def suspected_digests(index: Identities, records: Sequence[AnyRecord]) -> Sequence[str | None]:
     """Return digests like `known_digests`, after reading main files that look like duplicates.
 
     Files with the size and middle of another file are read whole and remembered. The others have no digest, and neither
     have files that cannot be read.
     """
+    if isinstance(records, RecordTable) and records.counts.remote == records.counts.files:
+        return Etags(records)
     places = [_path(record) if record.files else None for record in records]
     if all(isinstance(at, Url) for at in places):
         return [_etag(at) for at in places if isinstance(at, Url)]
@@ -72,7 +78,7 @@ def suspected_digests(index: Identities, records: Sequence[AnyRecord]) -> list[s
         for path, seen in zip(files, threads.map(glance, files), strict=True):
             alike[seen].append(str(path))
     wanted = {path for seen, same in alike.items() if seen is not None and len(same) > 1 for path in same}
-    digests = known_digests(index, records)
+    digests = list(known_digests(index, records))
     read: dict[str, str] = {}
     for number, place in enumerate(places):
         if place is None or isinstance(place, Url):
@@ -110,6 +116,38 @@ def _etag(url: Url) -> str | None:
     return None if url.etag is None else f"{url.etag} {url.size}"
 
 
+class Etags(Sequence[str | None]):
+    """Digests of main files that are all at URLs, each made when it is asked for."""
+
+    def __init__(self, records: RecordTable) -> None:
+        self._records = records
+        self.hashes = None if records.marks is None else records.marks.mains
+        """64 bits for each, by which different ones differ; None if they are not known."""
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[n] for n in range(len(self))[number]]
+        record = self._records[number]
+        return _etag(next(iter(record.files.values()))) if record.files else None
+
+    def __iter__(self) -> Iterator[str | None]:
+        for _, digests, _ in self.in_parts():
+            yield from digests
+
+    def in_parts(self) -> Iterator[tuple[Sequence[str], Sequence[str | None], range]]:
+        """Yield keys and digests of some records at a time, with the records' numbers."""
+        for part, numbers in self._records.in_parts():
+            if part.urls:
+                _, sizes, etags = next(iter(part.urls.values()))
+                digests = [None if e is None else f"{e} {size}" for size, e in zip(sizes, etags, strict=True)]
+            else:
+                digests = [self[number] for number in numbers]
+            yield part.keys, digests, numbers
+
+
 def find_duplicates(
     records: Sequence[AnyRecord], digests: Sequence[str | None], splits: Mapping[str, Sequence[int]]
 ) -> list[Finding]:
@@ -117,17 +155,11 @@ def find_duplicates(
 
     `splits` maps split names to record numbers. Records made from the same file are not duplicates.
     """
-    first: dict[str, int] = {}
-    same: defaultdict[int, list[int]] = defaultdict(list)
-    for number, digest in enumerate(digests):
-        if digest is not None and (earlier := first.setdefault(digest, number)) != number:
-            same[earlier].append(number)
-    if not same:
-        return []
-    names = {number: side for side, numbers in splits.items() for number in numbers}
+    same = alike(digests, digests.hashes if isinstance(digests, Etags) else None)
+    wanted = {number for numbers in same for number in numbers}
+    names = {n: side for side, numbers in splits.items() for n in numbers if n in wanted} if wanted else {}
     found = []
-    for earlier in sorted(same):
-        numbers = [earlier, *same[earlier]]
+    for numbers in same:
         if len({_absolute(_path(records[n])) for n in numbers}) > 1:
             found.append(_judge([records[n] for n in numbers], {names[n] for n in numbers if n in names}))
     return found

@@ -7,10 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.text import counted
 from runner_core.config.yamlfile import read_yaml
+from runner_core.contract import Array
+from runner_core.data.blocks import Coded
+from runner_core.data.columns import Numbers
 from runner_core.data.sampling import order
+from runner_core.data.table import LEAST, any_has_split, groups_of, keys_of, same_keys
 
 if TYPE_CHECKING:
     from runner_core.config import DataConfig
@@ -79,7 +85,7 @@ SPLITS = ("train", "validation", "test")
 
 def split(
     records: Sequence[AnyRecord], config: DataConfig, seed: int, seen: Callable[[AnyRecord], bool] | None = None
-) -> dict[str, list[int]]:
+) -> dict[str, Sequence[int]]:
     """Return record numbers of `train`, `validation` and `test`, each ascending; `data.split` describes the rules.
 
     This is a pure function of the settings, the seed and the records, whatever their order. A record for which `seen`
@@ -88,63 +94,61 @@ def split(
     Raises BadInput if a group would be in two splits, if nothing is left to train on, if a name is unknown, or if a
     rule takes a seen record to validate or test.
     """
-    known = frozenset(r.group for r in records if seen is not None and seen(r))
-    if twice := [key for key, n in Counter(r.key for r in records).items() if n > 1]:
-        raise BadInput(f"two records share the key '{twice[0]}'; keys must be unique")
+    known = frozenset(r.group for r in records if seen(r)) if seen is not None else frozenset[str]()
+    keys, groups = keys_of(records), groups_of(records)
+    if twice := same_keys(records):
+        raise BadInput(f"two records share the key '{keys[twice[0][0]]}'; keys must be unique")
     rule = config.split
     if rule == "none":
-        chosen = ["train"] * len(records)
-    elif rule == "auto" and any(r.split for r in records):
+        chosen = np.zeros(len(records), np.int8)
+    elif rule == "auto" and any_has_split(records):
         chosen = _folders(records)
     elif rule == "auto":
-        chosen = _validate(records, _random_groups(records, config.validation_fraction, seed, known))
+        chosen = _validate(groups, _random_groups(groups, config.validation_fraction, seed, known))
     elif rule.startswith("group:"):
-        chosen = _validate(records, _named_groups(records, rule.removeprefix("group:")))
+        chosen = _validate(groups, _named_groups(groups, rule.removeprefix("group:")))
     elif rule.endswith((".yaml", ".yml")):
-        chosen = _from_file(records, Path(rule))
+        chosen = _from_file(keys, groups, Path(rule))
     else:
         raise BadInput(f"data.split is '{rule}'; it can be auto, none, group:NAME[,NAME] or a .yaml file")
-    _refuse_leaks(records, chosen, rule)
-    _refuse_seen(records, chosen, known, rule)
-    result = {name: [i for i, c in enumerate(chosen) if c == name] for name in SPLITS}
-    if not result["train"]:
+    result = {name: np.flatnonzero(chosen == number) for number, name in enumerate(SPLITS)}
+    _refuse_leaks(groups, result, rule)
+    _refuse_seen(groups, result, known, rule)
+    if not len(result["train"]):
         raise BadInput(f"data.split {rule} leaves no record to train on")
-    return result
+    return {name: Numbers(numbers) if len(records) >= LEAST else numbers.tolist() for name, numbers in result.items()}
 
 
-def _groups(records: Sequence[AnyRecord]) -> list[str]:
-    return sorted({r.group for r in records})
+_UNUSED = len(SPLITS)
 
 
-def _folders(records: Sequence[AnyRecord]) -> list[str]:
-    """Return the data set's own split, from its folders."""
+def _folders(records: Sequence[AnyRecord]) -> Array:
+    """Return the number of each record's split, which is the data set's own, from its folders."""
     for r in records:
         if r.split not in SPLITS:
             raise BadInput(
                 f"record {r.key} has split '{r.split}', others have one of {', '.join(SPLITS)}; set data.split"
             )
-    return [str(r.split) for r in records]
+    return np.fromiter((SPLITS.index(str(r.split)) for r in records), np.int8, len(records))
 
 
-def _random_groups(
-    records: Sequence[AnyRecord], fraction: float, seed: int, seen: frozenset[str] = frozenset()
-) -> set[str]:
+def _random_groups(of_records: Coded, fraction: float, seed: int, seen: frozenset[str] = frozenset()) -> set[str]:
     """Return random groups with this share of the records; if some were `seen`, of the others alone."""
-    groups = _groups(records)
+    groups = sorted(of_records.names)
     if len(groups) < 2:
         raise BadInput(
-            f"{_all(len(records))} to one group ({groups[0] if groups else 'none'}), so none can validate "
+            f"{_all(len(of_records))} to one group ({groups[0] if groups else 'none'}), so none can validate "
             "without leaking: set data.split to none (train on everything, no validation), or give a YAML file "
             "with your own split by group"
         )
     if not 0 < fraction < 1:
         raise BadInput(f"data.validation_fraction is {fraction}; it must lie between 0 and 1")
-    sizes = Counter(r.group for r in records)
+    sizes = dict(zip(of_records.names, np.bincount(of_records.codes).tolist(), strict=True))
     shuffled = [groups[i] for i in order(seed, 0, len(groups), len(groups), shuffle=True)]
     upwards = bool(order(seed, 1, 2, 1, shuffle=True)[0])
-    places = nearest_share([sizes[group] for group in shuffled], fraction * len(records), round_up=upwards)
+    places = nearest_share([sizes[group] for group in shuffled], fraction * len(of_records), round_up=upwards)
     chosen = {shuffled[place] for place in places}
-    return _unseen(shuffled, sizes, fraction * len(records), seen) if chosen & seen else chosen
+    return _unseen(shuffled, sizes, fraction * len(of_records), seen) if chosen & seen else chosen
 
 
 def _unseen(groups: Sequence[str], sizes: Mapping[str, int], wanted: float, seen: frozenset[str]) -> set[str]:
@@ -160,13 +164,14 @@ def _unseen(groups: Sequence[str], sizes: Mapping[str, int], wanted: float, seen
     return {left[place] for place in nearest_share([sizes[group] for group in left], wanted)}
 
 
-def spread(records: Sequence[AnyRecord], numbers: Sequence[int], count: int | None, seed: int) -> list[int]:
+def spread(records: Sequence[AnyRecord], numbers: Sequence[int], count: int | None, seed: int) -> Sequence[int]:
     """Return `count` of the record `numbers` (None: all), ascending, from each group in turn, chosen by the seed.
 
-    The result does not depend on the order of the records.
+    Many `numbers` are ascending already, as `split` returns them. The result does not depend on the order of the
+    records.
     """
     if count is None or count >= len(numbers):
-        return sorted(numbers)
+        return numbers if isinstance(numbers, Numbers) else sorted(numbers)
     by_key = sorted(numbers, key=lambda n: records[n].key)
     turn: Counter[str] = Counter()
     places = []
@@ -181,8 +186,8 @@ def _all(records: int) -> str:
     return "the only record belongs" if records == 1 else f"all {records} records belong"
 
 
-def _named_groups(records: Sequence[AnyRecord], names: str) -> set[str]:
-    known = _groups(records)
+def _named_groups(groups: Coded, names: str) -> set[str]:
+    known = sorted(groups.names)
     if names in known:  # a name may contain a comma
         return {names}
     wanted = [n.strip() for n in names.split(",") if n.strip()]
@@ -198,31 +203,33 @@ def _named_groups(records: Sequence[AnyRecord], names: str) -> set[str]:
     return set(wanted)
 
 
-def _validate(records: Sequence[AnyRecord], groups: set[str]) -> list[str]:
-    return ["validation" if r.group in groups else "train" for r in records]
+def _validate(groups: Coded, validating: set[str]) -> Array:
+    return groups.among(validating).astype(np.int8)
 
 
-def _from_file(records: Sequence[AnyRecord], path: Path) -> list[str]:
-    """Return the split from a YAML file with keys train, validation, test and lists of groups or record keys.
+def _from_file(keys: Sequence[str], groups: Coded, path: Path) -> Array:
+    """Return the number of each record's split, from a YAML file.
+
+    It has the keys train, validation, test and lists of groups or record keys.
 
     Without the key train, everything that is not listed trains; with it, what is not listed is left out.
     """
     lists = read_lists(path)
-    groups, keys = set(_groups(records)), {r.key for r in records}
+    known = {*groups.names, *keys}
     named: dict[str, str] = {}
     for side, names in lists.items():
         for name in names:
-            _require(name, groups | keys, str(path), "group or record")
+            _require(name, known, str(path), "group or record")
             if named.setdefault(name, side) != side:
                 raise BadInput(f"{path}: '{name}' is listed under both {named[name]} and {side}")
-    rest = "unused" if "train" in lists else "train"
+    rest = _UNUSED if "train" in lists else SPLITS.index("train")
     chosen = []
-    for r in records:
-        found_in = {named[n] for n in (r.key, r.group) if n in named}
+    for key, group in zip(keys, groups, strict=True):
+        found_in = {named[name] for name in (key, group) if name in named}
         if len(found_in) > 1:
-            raise BadInput(f"{path}: record {r.key} and its group {r.group} are listed under different splits")
-        chosen.append(found_in.pop() if found_in else rest)
-    return chosen
+            raise BadInput(f"{path}: record {key} and its group {group} are listed under different splits")
+        chosen.append(SPLITS.index(found_in.pop()) if found_in else rest)
+    return np.array(chosen, np.int8)
 
 
 def read_lists(path: Path) -> dict[str, list[str]]:
@@ -243,12 +250,9 @@ def _require(name: str, known: Collection[str], where: str, what: str) -> None:
         raise BadInput(f"{where}: unknown {what} '{name}'{did_you_mean(name, known)} (known: {shown})")
 
 
-def _refuse_leaks(records: Sequence[AnyRecord], chosen: Sequence[str], rule: str) -> None:
-    found_in: dict[str, set[str]] = {}
-    for record, side in zip(records, chosen, strict=True):
-        if side in SPLITS:
-            found_in.setdefault(record.group, set()).add(side)
-    leaking = sorted(group for group, s in found_in.items() if len(s) > 1)
+def _refuse_leaks(groups: Coded, splits: Mapping[str, Array], rule: str) -> None:
+    found = Counter(group for numbers in splits.values() for group in groups.distinct(numbers))
+    leaking = sorted(group for group, count in found.items() if count > 1)
     if leaking:
         shown = ", ".join(leaking[:5]) + (", …" if len(leaking) > 5 else "")
         raise BadInput(
@@ -257,8 +261,8 @@ def _refuse_leaks(records: Sequence[AnyRecord], chosen: Sequence[str], rule: str
         )
 
 
-def _refuse_seen(records: Sequence[AnyRecord], chosen: Sequence[str], seen: frozenset[str], rule: str) -> None:
-    again = sorted({r.group for r, side in zip(records, chosen, strict=True) if side in SPLITS[1:] and r.group in seen})
+def _refuse_seen(groups: Coded, splits: Mapping[str, Array], seen: frozenset[str], rule: str) -> None:
+    again = sorted({group for name in SPLITS[1:] for group in groups.distinct(splits[name]) if group in seen})
     if again:
         shown = ", ".join(again[:5]) + (", …" if len(again) > 5 else "")
         raise BadInput(

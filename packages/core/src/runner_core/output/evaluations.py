@@ -24,7 +24,18 @@ from typing import Any
 from runner_core.base.errors import BadInput
 from runner_core.base.files import read_json
 from runner_core.base.text import counted
-from runner_core.base.writing import flush, full_disk, lock, make_folder, replace_json, whole_folder
+from runner_core.base.writing import (
+    LONG_AGO,
+    flush,
+    full_disk,
+    has_no_locks,
+    host_word,
+    lock,
+    make_folder,
+    replace_json,
+    untouched,
+    whole_folder,
+)
 from runner_core.data.cache.identity import digest_json
 from runner_core.output.pictures import file_name
 from runner_core.output.runfolder import RunFolder, free_path
@@ -183,18 +194,39 @@ def write_whole(out: Path, write: Write) -> list[Path]:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove the half-written folders of killed processes in `out`; running processes hold a lock."""
+    """Remove the half-written folders of killed processes in `out`.
+
+    Processes that run hold a lock. Other machines may not see it, or the disk may have none: then a folder stays unless
+    its process was on this machine and is gone, or nobody has touched it for a day.
+    """
     for folder in out.glob(f"{_PREFIX}*"):
         with suppress(OSError), _open(folder) as descriptor:
-            lock(descriptor, wait=False)
-            shutil.rmtree(folder, ignore_errors=True)
+            if _is_dead(folder, descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_dead(folder: Path, descriptor: int) -> bool:
+    host, _, rest = folder.name.removeprefix(_PREFIX).partition("-")
+    here = host == host_word()
+    try:
+        lock(descriptor, wait=False)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if not has_no_locks(error):
+            raise
+        import psutil
+
+        pid = rest.partition("-")[0]
+        here = here and pid.isdigit() and not psutil.pid_exists(int(pid))
+    return here or untouched(folder, LONG_AGO)
 
 
 @contextmanager
 def _folder(out: Path) -> Iterator[Path]:
     """Yield a new hidden folder in `out`, so on the same disk, locked by this process; remove it afterwards."""
     try:
-        temporary = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=out))
+        temporary = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{host_word()}-{os.getpid()}-", dir=out))
     except OSError as error:
         error.filename = str(out)  # the name that the user knows
         raise

@@ -16,7 +16,7 @@ import json
 import os
 import platform
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.files import read_json
 from runner_core.base.parts import Part, missing_parts
 from runner_core.base.text import first_few
-from runner_core.base.writing import append_line, json_text, lock, locked, make_folder, replace_json
+from runner_core.base.writing import append_line, has_no_locks, json_text, lock, locked, make_folder, replace_json
 from runner_core.contract import Json
 
 HIDDEN = ".parts"
@@ -88,13 +88,22 @@ class PartsFolder:
     @contextmanager
     def claimed(self, part: Part) -> Iterator[None]:
         """Hold a part. Raises BadInput if another process does it now."""
-        with self._file(part).open("a+b") as file:
+        own = self._file(part)
+        with ExitStack() as held:
+            file = held.enter_context(own.open("a+b"))
             try:
-                lock(file.fileno(), wait=False)
-            except BlockingIOError:
-                raise BadInput(f"part {part} is at work already in {self.path}: wait for it, or stop it") from None
-            except OSError:  # a network file system may have no locks
-                pass
+                try:
+                    lock(file.fileno(), wait=False)
+                except OSError as error:
+                    if not has_no_locks(error):
+                        raise
+                    held.enter_context(locked(own.with_suffix(".lock"), wait=False))
+            except BlockingIOError as error:
+                marker = error.filename  # of a disk without locks
+                unless = f" (or, if no process is at work there, delete {marker})" if marker else ""
+                raise BadInput(
+                    f"part {part} is at work already in {self.path}: wait for it, or stop it{unless}"
+                ) from None
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)  # a killed process may have left the beginning of a line
             yield

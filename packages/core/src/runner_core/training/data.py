@@ -25,18 +25,28 @@ from runner_core.config import DataConfig
 from runner_core.config.values import flat
 from runner_core.contract import LEFT_OUT, CachePlan, Device, Finding, Store
 from runner_core.contract.project import Project
-from runner_core.contract.records import AnyRecord, at_url
+from runner_core.contract.records import AnyRecord
 from runner_core.contract.run import collect_left_out
 from runner_core.contract.setup import Data, Setup
+from runner_core.data.blocks import Chosen
 from runner_core.data.cache import is_streaming
 from runner_core.data.cache.build import run_all
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
-from runner_core.data.columns import Chosen, Numbers
+from runner_core.data.columns import Numbers
 from runner_core.data.duplicates import find_duplicates, known_digests, read_digests, suspected_digests
 from runner_core.data.phantoms import phantom_folder
 from runner_core.data.pipeline import RecordPipeline, local
 from runner_core.data.splits import split, spread
+from runner_core.data.table import (
+    RecordTable,
+    any_at_url,
+    any_has_split,
+    compact,
+    groups_of,
+    keys_of,
+    same_keys,
+)
 from runner_core.plugins.settings import PHANTOM
 from runner_core.training.manifest import Manifest
 from runner_core.training.seen import History, Seen, kept_split
@@ -147,22 +157,31 @@ def read_records(setup: Setup, folder: Location, say: Say) -> Sequence[AnyRecord
     """
     with kept_phantom(setup, folder):
         records = setup.project.records(folder)
-    if not records:
+    if not len(records):
         raise BadInput(f"{folder}: there are no {setup.name} records here")
-    seen: dict[str, AnyRecord] = {}
-    for record in records:
-        for place in record.files.values():
-            if isinstance(place, Url):
-                refuse_secrets(place)
-        _refuse_values(setup.name, record)
-        if record.key in seen:
-            raise BadInput(f"{folder}: two records have the name {record.key!r}: {_files(seen[record.key], record)}")
-        seen[record.key] = record
-    if any(map(at_url, records)):
+    if any_at_url(records):
+        records = compact(records)
+    _refuse_what_is_kept_nowhere(setup.name, records)
+    keys = keys_of(records)
+    if twice := same_keys(records):
+        one, other = twice[0][:2]
+        raise BadInput(f"{folder}: two records have the name {keys[one]!r}: {_files(records[one], records[other])}")
+    if any_at_url(records):
         from runner_core.data.stream.local import marked
 
         return marked(records, setup.config.remote, cache_root(setup.config.cache.dir), say)
     return records
+
+
+def _refuse_what_is_kept_nowhere(project: str, records: Sequence[AnyRecord]) -> None:
+    """Raise BadInput for a URL with a secret, and for values that JSON does not have."""
+    if isinstance(records, RecordTable) and not records.counts.doubtful:
+        return
+    for record in records:
+        for place in record.files.values():
+            if isinstance(place, Url):
+                refuse_secrets(place)
+        _refuse_values(project, record)
 
 
 def _refuse_values(project: str, record: AnyRecord) -> None:
@@ -237,7 +256,8 @@ def _divided(
     validated = spread(records, splits["validation"], config.validate.records, config.train.seed)
     for line in describe_split(setup.project, records, splits, len(validated)):
         say(line)
-    groups = {name: len({records[n].group for n in numbers}) for name, numbers in splits.items()}
+    of_records = groups_of(records)
+    groups = {name: len(of_records.distinct(numbers)) for name, numbers in splits.items()}
     return Manifest(records, splits, validated, groups)
 
 
@@ -317,9 +337,9 @@ def describe_split(
 
     The lines also say how many records are `validated`, if not all are, and what it means if no record validates.
     """
-    lines = []
+    lines, of_records = [], groups_of(records)
     for name, numbers in splits.items():
-        groups = sorted({records[n].group for n in numbers})
+        groups = of_records.distinct(numbers)
         shown = ", ".join(groups[:8]) + (f", … ({len(groups)} in all)" if len(groups) > 8 else "")
         if numbers:
             share = _share(project, records, len(numbers)) if name == "validation" else ""
@@ -347,7 +367,7 @@ def _share(project: Project, records: Sequence[AnyRecord], validation: int) -> s
     """Return the share of records used for validation, and the requested share if whole groups cannot match it."""
     data: DataConfig = project.config.data
     share, asked = f"{validation / len(records):.0%}", f"{data.validation_fraction:.0%}"
-    chosen = data.split == "auto" and not any(record.split for record in records)
+    chosen = data.split == "auto" and not any_has_split(records)
     if not chosen or share == asked:
         return f" ({share} of the records)"
     return f" ({share} of the records; data.validation_fraction asks for {asked}, whole groups come no closer)"

@@ -8,6 +8,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.run import DividedFormat
 from runner_core.contract.setup import Data
 from runner_core.contract.team import ALONE
-from runner_core.data.columns import Chosen
+from runner_core.data.blocks import Chosen
 from runner_core.engines.energy import EnergyMeter
 from runner_core.engines.schedule import independent_of_length
 from runner_core.output.sinks import Sinks
@@ -123,9 +124,9 @@ def refuse_other_length(saved: Mapping[str, int], cadence: Cadence, project: Pro
 
 
 def _digest(data: Data, numbers: Sequence[int]) -> str:
-    digest, between = xxhash.xxh3_64(), ""
-    for key in Chosen(data.store.keys, numbers):
-        digest.update(f"{between}{key}".encode(errors="backslashreplace"))
+    digest, between, keys = xxhash.xxh3_64(), "", iter(Chosen(data.store.keys, numbers))
+    while some := list(islice(keys, 1 << 12)):
+        digest.update((between + "\n".join(some)).encode(errors="backslashreplace"))
         between = "\n"
     return digest.hexdigest()
 

@@ -39,8 +39,8 @@ class Manifest:
     def mapped(self, folder: Path) -> Manifest:
         """Return the same, mapped from files below `folder` if the records are many; else, or on a full disk, this one.
 
-        They lie in a folder with a name of their own, so that no process reads those of an earlier start. The records
-        are around as objects too until `release`.
+        They lie in a folder with a name of their own, so that no process reads those of an earlier start. Records that
+        were listed as objects are around as objects too until `release`.
         """
         table = compact(self.records)
         if not isinstance(table, RecordTable):
@@ -57,7 +57,9 @@ class Manifest:
             remove_manifest(folder)
             return self
         assert isinstance(found.records, RecordTable)
-        found.records.objects = self.records
+        found.records.marks = table.marks
+        if table is not self.records:
+            found.records.objects = self.records
         return found
 
 
@@ -79,9 +81,9 @@ def read_manifest(place: Json) -> Manifest | None:
 
 
 def release(records: Sequence[AnyRecord]) -> None:
-    """Drop the objects of which a mapped table still knows, and give their memory back."""
-    if isinstance(records, RecordTable) and records.objects is not None:
-        records.objects = None
+    """Drop the objects and the marks of which a mapped table still knows, and give their memory back."""
+    if isinstance(records, RecordTable) and (records.objects, records.marks) != (None, None):
+        records.objects = records.marks = None
         with suppress(AttributeError, OSError):  # glibc keeps freed memory otherwise
             ctypes.CDLL(None).malloc_trim(0)
 

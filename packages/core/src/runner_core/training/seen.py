@@ -8,24 +8,30 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import read_json
 from runner_core.base.secrets import without_secrets
 from runner_core.base.text import counted
-from runner_core.base.writing import replace_json, replace_text, whole_file
+from runner_core.base.writing import replace_json, whole_file
 from runner_core.contract.records import AnyRecord
+from runner_core.data.blocks import Chosen
 from runner_core.data.cache.identity import Identities
-from runner_core.data.columns import Chosen
-from runner_core.data.duplicates import known_digests
+from runner_core.data.columns import Numbers
+from runner_core.data.duplicates import Etags, known_digests
 from runner_core.data.splits import SPLITS, read_lists
-from runner_core.data.table import LEAST
+from runner_core.data.table import LEAST, RecordTable, groups_of, hashes_of, keys_of
 
 SPLIT_FILE = "split.yaml"
+
+_LONG = 1 << 20
+"""Bytes of a split.yaml that a YAML parser reads in some seconds."""
 
 SavedSplit = Mapping[str, Sequence[str]]
 """Split name → groups and record keys."""
@@ -36,33 +42,78 @@ def save_split(run: Path, records: Sequence[AnyRecord], splits: Mapping[str, Seq
     path = run / SPLIT_FILE
     if path.exists():
         return
-    names = {}
-    for name, numbers in splits.items():
-        chosen = Chosen(records, numbers)
-        names[name] = sorted({name for r in chosen for name in (r.group, r.key)})
     try:
         with whole_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.write("# groups and records of each split, when training began\n")
-            file.writelines(_yaml_lists(names))
+            file.write(_FIRST_LINE)
+            if len(records) < LEAST:
+                names = {name: [records[n] for n in numbers] for name, numbers in splits.items()}
+                file.write(
+                    yaml.safe_dump(
+                        {name: sorted({n for r in own for n in (r.group, r.key)}) for name, own in names.items()}
+                    )
+                )
+            else:
+                file.writelines(_yaml_lists(records, splits))
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _yaml_lists(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Yield YAML text with a list of names for each key; PyYAML itself takes 20 µs a name."""
-    if sum(map(len, names.values())) < LEAST:
-        yield yaml.safe_dump(names)
-        return
-    for name, own in sorted(names.items()):
-        yield f"{name}:{'' if own else ' []'}\n"
-        for text in own:
-            yield f"- {json.encoder.encode_basestring(text)}\n" if text.isprintable() else yaml.safe_dump([text])
+_FIRST_LINE = "# groups and records of each split, when training began\n"
+
+
+def _yaml_lists(records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """Yield YAML text with a list of names for each split, groups first; PyYAML itself takes 20 µs a name."""
+    keys, groups = keys_of(records), groups_of(records)
+    for split, numbers in sorted(splits.items()):
+        own = groups.distinct(numbers)
+        yield f"{split}:{'' if own else ' []'}\n"
+        names = chain(own, Chosen(keys, numbers))
+        while some := list(islice(names, 1 << 12)):
+            if "".join(some).isprintable():
+                yield "".join([f"- {_quoted(name)}\n" for name in some])
+            else:
+                yield from (
+                    yaml.safe_dump([name]) if not name.isprintable() else f"- {_quoted(name)}\n" for name in some
+                )
+
+
+_quoted = json.encoder.encode_basestring
 
 
 def read_split(run: Path) -> SavedSplit | None:
     """Return the split of the run, or None if it has no split.yaml."""
     path = run / SPLIT_FILE
-    return read_lists(path) if path.exists() else None
+    if not path.exists():
+        return None
+    return _read_many(path) or read_lists(path)
+
+
+def _read_many(path: Path) -> SavedSplit | None:
+    """Return a long split.yaml as `_yaml_lists` wrote it; None for any other, which a YAML parser reads.
+
+    A parser takes minutes for millions of names.
+    """
+    if path.stat().st_size < _LONG:
+        return None
+    found: dict[str, list[str]] = {}
+    own: list[str] = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            if next(file) != _FIRST_LINE:
+                return None
+            while lines := list(islice(file, 1 << 12)):
+                for names, some in groupby(lines, lambda line: line.startswith('- "')):
+                    if names:
+                        own += json.loads(f"[{','.join(line[2:] for line in some)}]")
+                        continue
+                    for line in some:
+                        split, _, rest = line.partition(":")
+                        if split not in SPLITS or rest.strip() not in ("", "[]") or split in found:
+                            return None
+                        own = found[split] = []
+    except (OSError, ValueError):  # the other reader says what is wrong
+        return None
+    return found
 
 
 def joined_split(splits: Sequence[SavedSplit | None]) -> SavedSplit | None:
@@ -78,7 +129,7 @@ def joined_split(splits: Sequence[SavedSplit | None]) -> SavedSplit | None:
     return {name: sorted(names) for name, names in found.items()}
 
 
-def kept_split(run: Path, records: Sequence[AnyRecord]) -> dict[str, list[int]] | None:
+def kept_split(run: Path, records: Sequence[AnyRecord]) -> dict[str, Sequence[int]] | None:
     """Return the split that a run was started with, as ascending numbers of `records`, or None if it is unknown.
 
     A resumed run keeps it, whatever the rule of `data.split` would give now. New records belong to no split.
@@ -86,10 +137,13 @@ def kept_split(run: Path, records: Sequence[AnyRecord]) -> dict[str, list[int]] 
     saved = read_split(run)
     if saved is None:
         return None
-    kept = {name: frozenset(saved.get(name, ())) for name in SPLITS}
-    return {
-        name: [n for n, r in enumerate(records) if r.key in found and r.group in found] for name, found in kept.items()
-    }
+    keys, groups = hashes_of(keys_of(records)), groups_of(records)
+    kept: dict[str, Sequence[int]] = {}
+    for name in SPLITS:
+        names = saved.get(name, ())
+        found = np.flatnonzero(np.isin(keys, hashes_of(names)) & groups.among(frozenset(names)))
+        kept[name] = Numbers(found) if len(records) >= LEAST else found.tolist()
+    return kept
 
 
 CONTENTS_FILE = "contents.json"
@@ -100,15 +154,33 @@ def save_contents(run: Path, index: Identities, records: Sequence[AnyRecord], tr
     path = run / CONTENTS_FILE
     if path.exists():
         return
-    trained = Chosen(records, training)
-    found = {r.key: digest for r, digest in zip(trained, known_digests(index, trained), strict=True) if digest}
     try:
-        if len(found) < LEAST:
-            replace_json(path, {"train": found})
-        else:
-            replace_text(path, without_secrets(json.dumps({"train": found})) + "\n")
+        if len(training) < LEAST:
+            replace_json(path, {"train": dict(_known(index, records, training))})
+            return
+        with whole_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            known, between = _known(index, records, training), '{"train": {'
+            while some := dict(islice(known, 1 << 12)):
+                file.write(between + without_secrets(json.dumps(some)[1:-1]))
+                between = ", "
+            file.write("}}\n" if between == ", " else '{"train": {}}\n')
     except OSError as error:
         raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _known(index: Identities, records: Sequence[AnyRecord], training: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """Yield keys and digests of the training records whose digests are known."""
+    if isinstance(records, RecordTable) and isinstance(digests := known_digests(index, records), Etags):
+        trained = np.zeros(len(records), np.bool_)
+        trained[np.asarray(training, np.int64)] = True
+        for keys, own, numbers in digests.in_parts():
+            wanted = trained[numbers.start : numbers.stop].tolist()
+            yield from ((key, digest) for key, digest, want in zip(keys, own, wanted, strict=True) if want and digest)
+        return
+    chosen = Chosen(records, training)
+    for record, digest in zip(chosen, known_digests(index, chosen), strict=True):
+        if digest:
+            yield record.key, digest
 
 
 def read_contents(run: Path) -> dict[str, str]:

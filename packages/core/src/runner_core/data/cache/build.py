@@ -20,7 +20,7 @@ from runner_core.base.errors import BadInput, DataErrors, OutOfSpace
 from runner_core.base.files import size_text
 from runner_core.base.progress import progress
 from runner_core.base.workers import Work, Workers
-from runner_core.base.writing import NO_SPACE, flush, flush_all, move
+from runner_core.base.writing import NO_SPACE, flush, flush_all, host_word, move
 from runner_core.contract import Array, Arrays, Json, Pipeline, StoredArray
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.data.cache.folder import (
@@ -352,7 +352,7 @@ class Builder:
     def build(self, say: Say) -> Path:
         """Return the finished folder; raise DataErrors, OutOfSpace or BadInput, and then leave nothing on the disk."""
         try:
-            temporary = self.parent / f"{TEMPORARY}{uuid.uuid4().hex}"
+            temporary = self.parent / f"{TEMPORARY}{host_word()}{uuid.uuid4().hex[12:]}"
             temporary.mkdir()
         except OSError as error:
             raise self._disk_error(error) from error

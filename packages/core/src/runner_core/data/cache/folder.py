@@ -28,7 +28,7 @@ import xxhash
 
 from runner_core.base.errors import BadInput
 from runner_core.base.files import refuse_special_file
-from runner_core.base.writing import flush, lock, locked
+from runner_core.base.writing import LONG_AGO, flush, has_no_locks, host_word, lock, locked, untouched
 from runner_core.contract import Json
 from runner_core.data.cache import many
 from runner_core.data.cache.identity import digest_json, digest_lists
@@ -334,7 +334,11 @@ def open_shared(folder: Path) -> int:
                 raise
             raise Damaged(_damage(folder, "meta.json is missing")) from error
         try:
-            lock(descriptor, shared=True)
+            try:
+                lock(descriptor, shared=True)
+            except OSError as error:
+                if not has_no_locks(error):  # then `remove` refuses
+                    raise
             if os.path.samestat(os.fstat(descriptor), os.stat(folder / "meta.json")):
                 return descriptor
         except BaseException:
@@ -374,9 +378,15 @@ def remove(folder: Path) -> str:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Remove files of killed builders; the caller must hold the build lock, so that no builder is alive."""
+    """Remove files of killed builders; the caller must hold the build lock, so that no builder here is alive.
+
+    On a disk whose locks other machines do not see, one of theirs may be: its files go if they are untouched for a day.
+    """
     for leftover in _folders_named(parent, _LEFTOVER):
-        shutil.rmtree(leftover, ignore_errors=True)
+        host = leftover.name.removeprefix(TEMPORARY)[:12]
+        with suppress(OSError):
+            if host == host_word() or host.startswith("removed-") or untouched(leftover, LONG_AGO):
+                shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from typing import Any
 
 from runner_core.base.files import hash_file
 from runner_core.contract import Json
-from runner_core.data.columns import Blocks, Column, Digests, Shapes, Texts
+from runner_core.data.blocks import Blocks, Texts
+from runner_core.data.columns import Column, Digests, Shapes
 
 FILE = re.compile(r"column-[a-z0-9-]+\.[a-z]+\.npy")
 

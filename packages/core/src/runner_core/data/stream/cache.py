@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from runner_core.data.cache.identity import digest_json
 from runner_core.data.columns import Digests, kept
 from runner_core.data.stream.lru import FOLDER, Lru, PackedRecord
 from runner_core.data.stream.store import Source, StreamStore
-from runner_core.data.table import folder_of
+from runner_core.data.table import RecordTable, folder_of
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig, RemoteConfig
@@ -97,8 +97,29 @@ def _names(pipeline: Pipeline, records: Sequence[AnyRecord]) -> Digests:
         folder_of(records),
         f"names-{settings}",
         Digests,
-        lambda: Digests(map(partial(_name, settings), records)),
+        lambda: Digests(_each_name(settings, records)),
     )
+
+
+def _each_name(settings: str, records: Sequence[AnyRecord]) -> Iterator[str]:
+    if not isinstance(records, RecordTable):
+        yield from map(partial(_name, settings), records)
+        return
+    for part, numbers in records.in_parts():  # the same names, without making the records
+        if part.urls is None or not part.plain:
+            yield from map(partial(_name, settings), records[numbers.start : numbers.stop])
+            continue
+        marks = [
+            [
+                f"[{_quoted(role)},{_quoted(text)},{_or_null(size)},{_text(etag)}]"
+                for text, size, etag in zip(*urls, strict=True)
+            ]
+            for role, urls in sorted(part.urls.items())
+        ]
+        start = f"[{_quoted(settings)},"
+        for key, group, *own in zip(part.keys, part.groups, *marks, strict=True):
+            text = f"{start}{_quoted(key)},{_quoted(group)},[{','.join(own)}]]"
+            yield xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def _name(settings: str, record: AnyRecord) -> str:

@@ -6,11 +6,10 @@ import atexit
 import dataclasses
 import os
 import shutil
-import sqlite3
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,8 @@ from runner_core.base.text import counted
 from runner_core.base.writing import full_disk, lock
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.data.stream.client import remote_client
+from runner_core.data.stream.marks import changed
+from runner_core.data.table import RecordTable, tabled, unmarked
 
 if TYPE_CHECKING:
     from runner_core.config import RemoteConfig
@@ -117,51 +118,43 @@ def _remove(own: Path) -> None:
     own.with_suffix(".lock").unlink(missing_ok=True)
 
 
-FILE = "objects.sqlite"
-_QUERY = 900
-"""URLs in one query; old releases of SQLite allow 999 values."""
-
-
 def marked(
     records: Sequence[AnyRecord], remote: RemoteConfig, root: Path, say: Callable[[str], None]
-) -> list[AnyRecord]:
+) -> Sequence[AnyRecord]:
     """Return the records with size and etag of their files at URLs, requested if a manifest does not give them.
 
     The cache and a running training identify a file's content by these values: a file that was replaced is fetched
     anew, or refused. `say` receives messages about files that changed since they were last used, and about those whose
     changes cannot be detected. `root` is the folder of the caches. Raises Unreachable.
     """
-    places = dict.fromkeys(place for record in records for place in record.files.values() if isinstance(place, Url))
-    if unknown := [url for url in places if url.etag is None]:
+    if unknown := unmarked(records):
         found = dict(zip(unknown, remote_client(remote).describe(unknown), strict=True))
-        records = [
+        described = (
             replace(record, files={role: found.get(place, place) for role, place in record.files.items()})
             for record in records
-        ]
-        places = dict.fromkeys(found.get(url, url) for url in places)
-    silent = [url for url in places if url.etag is None]
-    if silent:
+        )
+        records = tabled(described) if isinstance(records, RecordTable) else list(described)
+    if silent := unmarked(records):
         say(f"NOTE: changes of {counted(len(silent), 'file')} would not be seen, {silent[0]} for one: no server says "
             "when they were changed")  # fmt: skip
-    if changed := _changed(root / FILE, [url for url in places if url.etag is not None]):
-        say(f"NOTE: {counted(len(changed), 'file')} changed since the last use, {changed[0]} for one: fetched anew")
-    return list(records)
+    marks = records.marks if isinstance(records, RecordTable) else None
+    count, one = changed(root, lambda: _etags(records), None if marks is None else marks.files)
+    if count:
+        say(f"NOTE: {counted(count, 'file')} changed since the last use, {Url(one)} for one: fetched anew")
+    return records
 
 
-def _changed(file: Path, urls: Sequence[Url]) -> list[Url]:
-    """Return the files known with another etag; remember all with their current one if the disk allows it."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(file, timeout=30)) as database, database:
-            database.execute("CREATE TABLE IF NOT EXISTS objects (url TEXT PRIMARY KEY, etag TEXT) WITHOUT ROWID")
-            before: dict[str, str] = {}
-            there = database.execute("SELECT 1 FROM objects LIMIT 1").fetchone()
-            for first in range(0, len(urls) if there else 0, _QUERY):
-                some = [url.text for url in urls[first : first + _QUERY]]
-                wanted = ",".join("?" * len(some))
-                before.update(database.execute(f"SELECT url, etag FROM objects WHERE url IN ({wanted})", some))
-            fresh = sorted((url.text, url.etag) for url in urls if before.get(url.text) != url.etag)
-            database.executemany("INSERT OR REPLACE INTO objects VALUES (?, ?)", fresh)
-    except (OSError, sqlite3.Error):
-        return []
-    return [url for url in urls if before.get(url.text, url.etag) != url.etag]
+def _etags(records: Sequence[AnyRecord]) -> Iterator[tuple[str, str]]:
+    """Yield address and etag of the files at URLs that have one; a file of several records comes again."""
+    if isinstance(records, RecordTable):
+        for part, numbers in records.in_parts():
+            if part.urls is None:
+                yield from _etags(records[numbers.start : numbers.stop])
+                continue
+            for urls in part.urls.values():
+                yield from ((text, etag) for text, etag in zip(urls.texts, urls.etags, strict=True) if etag is not None)
+        return
+    for record in records:
+        for at in record.files.values():
+            if isinstance(at, Url) and at.etag is not None:
+                yield at.text, at.etag
