@@ -18,9 +18,9 @@ from runner_core.contract.project import Project, overrides, predicts
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data
 from runner_core.contract.team import Team
+from runner_core.data.blocks import Chosen
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
-from runner_core.data.blocks import Chosen
 from runner_core.data.duplicates import known_digests
 from runner_core.data.pipeline import RecordPipeline
 from runner_core.health import announce
