@@ -353,6 +353,13 @@ def shear(found: Any) -> None:
         ("ct_00[5-9].dcm", lambda d: setattr(d, "FrameOfReferenceUID", "1.2.3"), "in 2 frames of reference"),
         ("ct_*", lambda d: setattr(d, "FrameOfReferenceUID", "1.2.3"), "in another frame of reference than the CT"),
         ("ct_*", lambda d: setattr(d, "SeriesInstanceUID", "1.2.3"), "its CT series is not there"),
+        (
+            "ct_*",
+            lambda d: setattr(d, "PixelSpacing", [0.004, 0.004]),
+            r"PixelSpacing is \[.*which is no CT's in mm",
+        ),
+        ("ct_005.dcm", lambda d: setattr(d, "PixelData", d.PixelData[:100]), "ct_005.dcm: the image cannot be decoded"),
+        ("ct_00[1-9].dcm", None, "structure '.*' lies outside the CT; is it this CT's"),
         ("ct_*", tilt, "tilted against the patient's axes"),
         ("ct_*", shear, "shifted against each other"),
         ("ct_*", wrong_slope, "no CT of a person in Hounsfield units"),
@@ -388,6 +395,31 @@ def test_a_second_copy_of_a_slice_and_a_second_structure_set_are_refused(exporte
     found.save_as(exported / "other.dcm")
     with pytest.raises(BadInput, match="2 structure sets belong to its CT series"):
         read_patient(find_inputs(exported)[0])
+
+
+def test_slices_of_two_acquisitions_at_one_place_are_named(exported: Path) -> None:
+    for path in sorted(exported.glob("ct_*")):
+        found = pydicom.dcmread(path)
+        found.AcquisitionNumber = 1
+        found.save_as(path)
+        found.AcquisitionNumber, found.SOPInstanceUID = 2, f"{found.SOPInstanceUID}.2"
+        found.save_as(path.with_name(f"second_{path.name}"))
+    with pytest.raises(BadInput, match=r"two slices lie at .*of acquisitions (1 and 2|2 and 1): export the one"):
+        read_one(exported)
+
+
+def test_a_series_that_lost_its_last_slices_is_refused_or_told(exported: Path) -> None:
+    """The target's planes are slices 3 to 9 of 14, the cord's 1 to 12, and the body goes through all."""
+    by_height = sorted(exported.glob("ct_*"), key=lambda p: float(pydicom.dcmread(p).ImagePositionPatient[2]))
+    for path in by_height[:3]:
+        path.unlink()
+    texts = [note.message for note in read_one(exported)[1].notes if note.level == "warning"]
+    assert "2 of the 12 contoured planes of SpinalCord lie beyond the CT's slices and are left out" in texts
+    assert any(text.startswith("the CT ends 2.5 mm below the targets, inside the body") for text in texts)
+    for path in by_height[3:5]:
+        path.unlink()
+    with pytest.raises(BadInput, match=r"1 of the 7 contoured planes of target 'PTV70' lie beyond.*export all its"):
+        read_one(exported)
 
 
 def test_the_series_of_the_structures_is_taken_among_several(exported: Path) -> None:

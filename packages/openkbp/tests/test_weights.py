@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,23 @@ def test_a_held_out_patient(tmp_path: Path) -> None:
     scores = runner_core.open("builtin", "openkbp").evaluate(data=data, split="all", out=tmp_path / "scores")
     for name, most in WORST.items():
         assert 0.5 < scores[name] < most
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(900)
+def test_the_script_that_trains_them_runs_from_its_beginning_to_the_card(tmp_path: Path) -> None:
+    data = runner_core.phantom("openkbp", tmp_path / "data")
+    script = ROOT / "examples/openkbp-weights/train.py"
+    words = [sys.executable, str(script), str(data / "train-pats"), str(tmp_path / "out"), "--rehearse"]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    written, packaged = tmp_path / "out" / "weights", runner_core.open("builtin", "openkbp").path
+    assert {file.name for file in written.iterdir()} == {file.name for file in packaged.iterdir()}
+    assert (written / "MODEL_CARD.md").read_bytes() == (packaged / "MODEL_CARD.md").read_bytes()
+    dose = runner_core.open(written).predict(data / "validation-pats" / "pt_201").array
+    assert dose.shape == (128, 128, 128)
+    assert np.isfinite(dose).all()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from runner_openkbp.config import DosePredictOptions
 from runner_openkbp.dicom import grid as grids
 from runner_openkbp.dicom import read
 from runner_openkbp.dicom import write as rtdose
+from runner_openkbp.dicom.coverage import RULE
 from runner_openkbp.figures import figure
 from runner_openkbp.files import read_patient
 from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, Array, Patient, unpack
@@ -125,7 +126,7 @@ def remarks(
 def on_patient(record: Record, patient: Patient) -> Iterator[Finding]:
     """Yield the warnings that `check` has for the patient's files: they may make prediction or scores useless."""
     for finding in checks.findings(record, patient):
-        if finding.rule == read.RULE or (
+        if finding.rule == RULE or (
             finding.level == "warning" and finding.rule != checks.REGIONS
         ):  # `on_dose` says what small ROIs mean
             yield finding

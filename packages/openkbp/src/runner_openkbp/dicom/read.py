@@ -12,6 +12,7 @@ from runner_core import BadInput, Finding, Record
 from scipy import ndimage
 
 from runner_openkbp.dicom.contours import mask, read_contours
+from runner_openkbp.dicom.coverage import RULE, ends_near, refuse_beyond
 from runner_openkbp.dicom.dose import read_dose
 from runner_openkbp.dicom.find import PLAN, STRUCTURES
 from runner_openkbp.dicom.grid import average, interpolate, network_grid
@@ -25,8 +26,6 @@ BODY_HU = -350.0
 """Without an outline, the body is the largest part of the CT above this."""
 LOST = 0.01
 """Largest share of the targets that may lie outside the network's grid."""
-RULE = "DICOM"
-"""The rule of findings about how files became a patient."""
 _HIGHEST = np.iinfo(np.int16).max
 
 
@@ -92,9 +91,7 @@ def _masks(
             if contours.ignored:
                 text = f"{names[number]}: {contours.ignored} contours are points or open lines and enclose nothing"
                 notes.append(Finding(RULE, "note", text))
-            outside = [h for h in contours.planes if not -1 <= h <= shape[2]]
-            if len(outside) * 2 > len(contours.planes):
-                raise BadInput(f"{path}: structure {names[number]!r} lies outside the CT's slices; is it this CT's?")
+            notes += refuse_beyond(path, names[number], roi, contours, shape)
             filled = mask(contours, shape)
             if not filled.any():
                 notes.append(Finding(RULE, "warning", f"{names[number]} ({roi}) has no contours, or they are empty"))
@@ -108,7 +105,7 @@ def _masks(
             f"no structure is the body's outline: the body is the largest part above {BODY_HU:g} HU. Look for the couch"
         )
         notes.append(Finding(RULE, "warning", text))
-    notes += _separate(found)
+    notes += [*ends_near(found, volume.grid), *_separate(found)]
     return found, notes
 
 

@@ -24,6 +24,8 @@ _CANONICAL = np.array([[0.0, 1, 0], [1, 0, 0], [0, 0, -1]]).T
 """Directions of the array axes of a patient, as columns: to the back, to the left, to the feet (`rois.GRID`)."""
 _AIR, _TISSUE = -500.0, 0.0
 """Every CT of a person has values (HU) below the first and above the second."""
+_FINEST_MM, _COARSEST_MM = 0.1, 20.0
+"""Widths of pixels."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ def read_series(paths: Sequence[Path]) -> Volume:
     normal = np.cross(across, down)
     slices.sort(key=lambda s: float(np.dot(normal, s.ImagePositionPatient)))
     places = np.array([s.ImagePositionPatient for s in slices], float)
-    step = _step(folder, places, normal)
+    step = _step(folder, slices, places, normal)
     spacing = [float(mm) for mm in slices[0].PixelSpacing]
+    if not all(_FINEST_MM <= mm <= _COARSEST_MM for mm in spacing):
+        raise BadInput(f"{folder}: PixelSpacing is {spacing}, which is no CT's in mm; export the series again")
     axes = np.stack([down * spacing[0], across * spacing[1], step], axis=1)
-    values = np.stack([_image(paths[0].parent, s) for s in slices], axis=2)
+    values = np.stack([_image(s) for s in slices], axis=2)
     _refuse_other_units(folder, values, slices[0])
     grid, values = canonical(Geometry(places[0], axes, slices[0]), values)
     return Volume(values, grid, str(slices[0].get("PatientPosition", "") or ""))
@@ -112,7 +116,7 @@ def _refuse_mixed(folder: Path, slices: Sequence[Any]) -> None:
             raise BadInput(f"{folder}: the slices of one series have {len(found)} {what}; export one series again")
 
 
-def _step(folder: Path, places: Array, normal: Array) -> Array:
+def _step(folder: Path, slices: Sequence[Any], places: Array, normal: Array) -> Array:
     """Return the step (mm) from slice to slice, or raise BadInput for missing, doubled, uneven or sheared slices."""
     if len(places) < 2:
         raise BadInput(f"{folder}: the series has {len(places)} slice; a plan needs all of them")
@@ -120,7 +124,7 @@ def _step(folder: Path, places: Array, normal: Array) -> Array:
     gaps = np.diff(heights)
     usual = float(np.median(gaps))
     if (twice := np.flatnonzero(gaps < SAME_MM)).size:
-        raise BadInput(f"{folder}: two slices lie at {heights[twice[0]]:g} mm; take out the copy")
+        raise BadInput(f"{folder}: two slices lie at {heights[twice[0]]:g} mm; {_which(slices, int(twice[0]))}")
     if (uneven := np.flatnonzero(np.abs(gaps - usual) > SAME_MM)).size:
         first = int(uneven[0])
         lost = gaps[first] / usual
@@ -138,12 +142,20 @@ def _step(folder: Path, places: Array, normal: Array) -> Array:
     return normal * float(heights[-1] - heights[0]) / (len(places) - 1)
 
 
-def _image(folder: Path, image: Any) -> Array:
+def _which(slices: Sequence[Any], first: int) -> str:
+    """Return what to do with two slices at one place."""
+    one, other = (s.get("AcquisitionNumber") for s in slices[first : first + 2])
+    if one == other or one is None or other is None:
+        return "take out the copy"
+    return f"they are of acquisitions {one} and {other}: export the one that the plan was made on"
+
+
+def _image(image: Any) -> Array:
     try:
         return hounsfield(image)
     except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
         raise BadInput(
-            f"{folder}: its images cannot be decoded ({str(error)[:200]}); export them uncompressed"
+            f"{image.filename}: the image cannot be decoded ({str(error)[:200]}); export it again, uncompressed"
         ) from error
 
 
