@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -73,6 +73,27 @@ class Survey:
     def left(self, numbers: Iterable[int]) -> list[int]:
         """Return those of the records that must be prepared."""
         return [number for number in numbers if number not in self.ready and number not in self.ahead]
+
+
+class _Whole(Mapping[int, tuple[Path, int]]):
+    """`Survey.ready` if a cache has exactly these records: each is there under its own number."""
+
+    def __init__(self, folder: Path, records: int) -> None:
+        self._folder, self._numbers = folder, range(records)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._numbers
+
+    def __getitem__(self, number: int) -> tuple[Path, int]:
+        if number not in self._numbers:
+            raise KeyError(number)
+        return self._folder, number
 
 
 class _Planned(NamedTuple):
@@ -224,6 +245,10 @@ class PreparedCache:
             keys = [r.key for r in records]
             folders = {name: cache_folder(parent, keys, [str(i) for i in identities], name) for name in self._storages}
             built = {name: folder for name, folder in folders.items() if folder.exists()}
+        for folder in built.values():
+            with suppress(Damaged):
+                read_meta(folder)
+                return Survey(parent, found, built, _Whole(folder, len(records)), {})
         there: dict[tuple[str, str], tuple[Path, int]] = {}
         for folder in caches(parent):
             if _storage_name(folder) not in self._storages:
