@@ -312,6 +312,8 @@ def test_names_that_cannot_be_decided_are_refused() -> None:
         assigned(names.Table(), "Cord", "SpinalCord", "PTV70")
     with pytest.raises(BadInput, match=r"no structure is a target.*structures are Cord, Tumour"):
         assigned(names.Table(), "Cord", "Tumour")
+    with pytest.raises(BadInput, match=r"the prescription of PTV_High is not known\. Export the RT Plan"):
+        assigned(names.Table(), "PTV_High", "PTV56")
     with pytest.raises(BadInput, match=r"PTV60 is prescribed 60 Gy; the network knows targets of 70, 63 and 56"):
         assigned(names.Table(), "PTV60")
     named = names.assign(structures("PTV70", "Larinx"), names.Table(), {}, "rs.dcm")

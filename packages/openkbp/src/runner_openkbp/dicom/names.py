@@ -147,8 +147,8 @@ def assign(structures: Sequence[Structure], table: Table, planned: Mapping[int, 
 
     A table's pattern (whole name, letters of any size) comes before a known name. A target's prescription is the
     table's, the plan's (`planned`, Gy by number of the structure) or the number in its name. Raises BadInput, which
-    begins with `where`, if two structures are one organ, if no target is found, or if a prescription is none of the
-    network's levels.
+    begins with `where`, if two structures are one organ, if no target is found, or if a prescription is not known or
+    none of the network's levels.
     """
     found: dict[str, list[Structure]] = {}
     unused: list[Structure] = []
@@ -186,6 +186,11 @@ def _region(structure: Structure, table: Table, planned: Mapping[int, float], wh
     if structure.number in planned and (structure.kind == "PTV" or name.lower().startswith("ptv")):
         return _target(planned[structure.number], name, where)
     if known := role_of(name):
+        if known in TARGETS and not any(letter.isdigit() for letter in name):
+            raise BadInput(
+                f"{where}: the prescription of {name} is not known. Export the RT Plan too, or name it in data.names "
+                f"(prescriptions: {{{name}: GY}}; ignore: [{name}] leaves it out)"
+            )
         return known if known in MASKS else None
     if level := _LEVEL.fullmatch(name.lower()):
         dose = float(level[1])
