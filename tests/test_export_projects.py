@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nibabel
 import numpy as np
 import pytest
 import runner_core
+import tifffile
 
 pytest.importorskip("runner_export")
 
@@ -87,3 +89,75 @@ def test_brainunets_script_finds_the_same_voxels(settings: dict[str, Any], tmp_p
     assert written["parity"]["records"] == 1
     (image,) = written["networks"][0]["inputs"]
     assert image["multiple"] == [1, None, 8, 8]
+
+
+def sheets(folder: Path) -> Path:
+    """Two volumes of each of two scrolls, in the challenge's layout: two bright sheets each; the folder of all."""
+    rng = np.random.default_rng(0)
+    z = np.indices((20, 22, 24))[0]
+    label = ((abs(z - 5) <= 1) | (abs(z - 13) <= 1)).astype(np.uint8)
+    for key in ("1", "2", "3", "4"):
+        image = (60 + 120 * label + rng.normal(0, 8, label.shape)).clip(0, 255).astype(np.uint8)
+        for place, array in (("train_images", image), ("train_labels", label)):
+            (folder / place).mkdir(parents=True, exist_ok=True)
+            tifffile.imwrite(folder / place / f"{key}.tif", array)
+    (folder / "train.csv").write_text("id,scroll_id\n1,A\n2,A\n3,B\n4,B\n")
+    return folder
+
+
+@pytest.mark.slow
+def test_vesuviuss_script_finds_the_same_voxels(tmp_path: Path) -> None:
+    """The whole script: the same mask, but for voxels that lie within a step of 1/255 of the threshold."""
+    from runner_vesuvius.postprocess import lowest
+
+    data = sheets(tmp_path / "data")
+    settings: dict[str, Any] = {"data.patch": (16, 16, 16), "data.patches": 2, "model.base": 2, "train.epochs": 1}
+    settings |= {"model.multipliers": (1, 2), "loss.topology_crop": 12, "health.mode": "off", "train.workers": 0}
+    run = runner_core.train("vesuvius", data=data, run_dir=tmp_path / "run", preset="demo", **settings)
+    scan, volume = data / "train_images" / "3.tif", tmp_path / "3.npy"
+    np.save(volume, tifffile.imread(scan))
+    given: dict[str, Any] = {"predict.min_size": 0, "predict.fill_holes": 0, "predict.views": ("mirror-y", "turn-90")}
+    soft = run.predict(scan, **given).prediction.probability
+    threshold = float(np.median(soft)) / 255
+    given |= {"predict.threshold": threshold, "predict.seed_threshold": threshold}
+    expected = run.predict(scan, **given).prediction.mask
+    run.export(tmp_path / "away", to="onnx", data=data, **given)
+    alone(tmp_path / "away", volume, "--out", tmp_path / "masks")
+    found = np.load(tmp_path / "masks" / "3.npy")
+    near = abs(soft.astype(int) - lowest(threshold)) <= 1
+    assert 0.1 < expected.mean() < 0.9
+    assert near.mean() < 0.9
+    np.testing.assert_array_equal(found[~near], expected[~near])
+
+
+def test_dinocells_network_takes_any_number_of_windows(tmp_path: Path) -> None:
+    """PyTorch wrote it for two windows alone, and ONNX not at all: a bound was a whole number, the other was not."""
+    from runner_dinocell.config import demo
+    from runner_dinocell.project import DinoCell
+    from runner_export import session, write
+    from runner_export.axes import multiples
+    from runner_export.window import Graph, Window
+
+    config = demo()
+    config.model.prototypes = config.model.hidden = config.model.bottleneck = 16
+    config.augment.global_size = 32
+    rng = np.random.default_rng(0)
+    example: dict[str, Any] = {
+        "image": rng.integers(0, 4000, (5, 2, 49, 49)).astype(np.uint16),
+        "levels": np.tile(np.float32([100, 3000]), (5, 2, 1)),
+        "grey": np.ones((5, 2), np.int32),
+    }
+    project = DinoCell(config)
+    project.statistics = {"channels": ("a", "b")}
+    job: Any = SimpleNamespace(
+        project=project, trained=SimpleNamespace(network=project.model(None).eval(), statistics={})
+    )
+    graph = Graph(job, tuple(example))
+    window = Window(graph, example)
+    graph.infer(window.small)
+    described = write.write_onnx(window, multiples(graph, window.small), tmp_path / "model.onnx")
+    infer = session.load_networks(tmp_path, [described], 1)
+    assert described["inputs"][0]["shape"] == ["batch", 2, 49, 49]
+    for count in (1, 2, 5):
+        some = {name: array[:count] for name, array in example.items()}
+        np.testing.assert_allclose(infer(some)["embedding"], graph.infer(some)["embedding"], atol=1e-4)

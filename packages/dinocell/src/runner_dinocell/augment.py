@@ -76,7 +76,7 @@ def crops(
 def whole(image: Tensor, size: int) -> Tensor:
     """Resize scaled windows (B, C, w, w) to network inputs (B, C, size, size)."""
     side = image.shape[-1]
-    matrix = resampling(image.new_zeros(1), image.new_full((1,), side), size, side).expand(len(image), 1, -1, -1)
+    matrix = resampling(image.new_zeros(1), image.new_full((1,), side), size, side).expand(image.shape[0], 1, -1, -1)
     return products(image, matrix, matrix)[:, 0].transpose(1, 2).sub(CENTRE).div_(SPREAD)
 
 
@@ -86,7 +86,8 @@ def scaled(image: Tensor, levels: Tensor) -> Tensor:
     A channel whose levels are equal is 0 or `CEILING`.
     """
     low, high = levels.float()[..., None, None].unbind(2)
-    return image.to(torch.float32).sub_(low).div_((high - low).clamp_(min=1e-6)).clamp_(0, CEILING)
+    # 0.0, not 0: PyTorch writes no ONNX of one bound that is whole and one that is not
+    return image.to(torch.float32).sub_(low).div_((high - low).clamp_(min=1e-6)).clamp_(0.0, CEILING)
 
 
 def subset(image: Tensor, draws: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,7 @@ class CellTransformer(VisionTransformer):
         if mask is not None:
             patches = torch.where(mask[..., None], self.mask_token.to(patches.dtype), patches)
         patches = patches + interpolated(self.pos_embed, height, width, registers=self.num_reg_tokens > 0)
-        first = [token.expand(len(images), -1, -1) for token in self.first_tokens]
+        first = [token.expand(images.shape[0], -1, -1) for token in self.first_tokens]
         tokens = self.norm(self.blocks(torch.cat((*first, patches), 1)))
         return Tokens(tokens[:, 0], tokens[:, self.num_prefix_tokens :])
 
