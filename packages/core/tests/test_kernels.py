@@ -15,8 +15,11 @@ from hypothesis import strategies as st
 from runner_core.contract import HostBatch
 from runner_core.contract.kernels import Disagreement, Observed, Updated
 from runner_core.engines.kernels import EPS, MARGIN, allowed_ratio, blamed_layer, jitter, ratios, wrong_updates
-from runner_core.training import kernels
-from runner_core.training.kernels import Verdict, first_batch, options, prove, verify
+from runner_core.training.kernels import check, known, proof
+from runner_core.training.kernels.check import prove, verify
+from runner_core.training.kernels.options import options
+from runner_core.training.kernels.proof import first_batch
+from runner_core.training.kernels.verdict import Verdict
 
 torch = pytest.importorskip("torch")
 import kernel_toy as toy  # noqa: E402
@@ -43,6 +46,19 @@ def test_right_kernels_agree(name):
     setup, data = toy.setup(**RIGHT[name])
     found = verify(setup, data)
     assert (found.status, found.wrong) == ("right", []), found.text
+
+
+@pytest.mark.parametrize(("alarms", "status"), [(1, "right"), (2, "right"), (99, "wrong")])
+def test_what_disagrees_with_some_weights_only_is_chance(monkeypatch, alarms, status):
+    real, calls = proof.ratios, []
+
+    def alarmed(*given):
+        calls.append(given)
+        return [(one, 5.0 if len(calls) <= alarms else ratio) for one, ratio in real(*given)]
+
+    monkeypatch.setattr(proof, "ratios", alarmed)
+    setup, data = toy.setup(**toy.LAST)
+    assert verify(setup, data).status == status
 
 
 def test_a_compiled_step_agrees():
@@ -88,7 +104,7 @@ def test_warn_trains_on_and_off_compares_nothing(monkeypatch):
     assert (found.status, found.switched, setup.config.own.kernel) == ("wrong", False, "fast")
     assert "Switch it off: own.kernel plain" in found.text
     setup.config.train.kernels = "off"
-    monkeypatch.setattr(kernels, "verify", None)
+    monkeypatch.setattr(check, "verify", None)
     assert prove(setup, data, print) == Verdict()
 
 
@@ -103,7 +119,7 @@ def test_what_no_setting_does_without_is_a_warning():
 
 
 def test_plain_float32_is_not_compared(monkeypatch):
-    monkeypatch.setattr(kernels, "verify", None)
+    monkeypatch.setattr(check, "verify", None)
     setup, data = toy.setup()
     assert prove(setup, data, print).status == "unused"
 
@@ -111,20 +127,20 @@ def test_plain_float32_is_not_compared(monkeypatch):
 def test_the_result_is_remembered_for_the_same_network_options_and_versions(monkeypatch):
     setup, data = toy.setup(**toy.FAST)
     assert prove(setup, data, print).status == "right"
-    real = kernels.verify
-    monkeypatch.setattr(kernels, "verify", None)
+    real = check.verify
+    monkeypatch.setattr(check, "verify", None)
     again, data = toy.setup(**toy.FAST, train__epochs=7)
     assert prove(again, data, print).remembered
-    monkeypatch.setattr(kernels, "verify", real)
+    monkeypatch.setattr(check, "verify", real)
     other, data = toy.setup(**toy.FAST, **toy.LAST)
     assert not prove(other, data, print).remembered
-    monkeypatch.setattr(kernels, "_versions", lambda setup: {"torch": "9.9"})
+    monkeypatch.setattr(known, "versions", lambda setup: {"torch": "9.9"})
     assert not prove(again, data, print).remembered
 
 
 def test_a_check_that_fails_stops_no_training(monkeypatch):
     setup, data = toy.setup(**toy.FAST)
-    monkeypatch.setattr(kernels, "first_batch", lambda *_: {}["nothing"])
+    monkeypatch.setattr(proof, "first_batch", lambda *_: {}["nothing"])
     found = prove(setup, data, print)
     assert (found.status, list(found.findings())) == ("unchecked", [])
     assert "KeyError" in found.text
@@ -211,6 +227,7 @@ def test_jitter_moves_zeros_and_is_the_same_each_time():
     assert np.abs(jitter("gate", zeros)).min() > 0
     np.testing.assert_array_equal(jitter("gate", ones), jitter("gate", ones))
     assert np.abs(jitter("gate", ones) - 1).max() < 0.3
+    assert np.abs(jitter("gate", ones, 1) - jitter("gate", ones)).max() > 0
 
 
 def test_a_plain_update_equals_the_trained_one():

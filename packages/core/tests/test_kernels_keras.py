@@ -5,16 +5,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 import engine_toy as toy
 import keras_toy
+from runner_core.contract.kernels import Way
 from runner_core.contract.setup import Setup
 from runner_core.plugins import defaults
-from runner_core.training.kernels import options, prove, verify
+from runner_core.training.kernels.check import prove, verify
+from runner_core.training.kernels.options import options
+from runner_core.training.kernels.proof import Proof
 
 pytest.importorskip("keras", reason="the keras engine is not installed (extra keras)")
+from runner_core.engines.keras import kernels
 from runner_core.engines.keras.engine import backend
 
 
@@ -77,3 +82,33 @@ def test_a_wrong_gradient_under_xla_is_found_and_switched_off(halved):
 def test_plain_float32_is_not_compared():
     setup, _ = made()
     assert options(setup) == []
+
+
+@pytest.mark.parametrize("rounding", [None, 0, 1])
+def test_the_first_rounding_computes_normalisations_in_float64(rounding, monkeypatch):
+    import keras
+
+    setup, data = made(train__compile="on", net__batchnorm=True)
+    seen, own = set(), keras.layers.BatchNormalization.call
+
+    def call(self, inputs, *args, **kwargs):
+        seen.add(keras.backend.standardize_dtype(inputs.dtype))
+        return own(self, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(keras.layers.BatchNormalization, "call", call)
+    proof = Proof(setup, data, options(setup))
+    proof._trainer(proof._off).observe(proof._arrays, Way(plain=True, rounding=rounding))
+    assert seen == {"float64" if rounding == 0 else "float32"}
+
+
+def test_a_step_that_is_computed_again_finds_the_state_of_the_first(monkeypatch):
+    setup, data = made(train__compile="on", net__batchnorm=True)
+    proof = Proof(setup, data, options(setup))
+    once = proof._trainer({}).observe(proof._arrays, Way())
+    finite = kernels._finite
+    monkeypatch.setattr(kernels, "_finite", lambda learning, run: (run(), finite(learning, run))[1])  # overflowed once
+    again = proof._trainer({}).observe(proof._arrays, Way())
+    buffers = [name for name in once.values if name.startswith("buffer ") and "seed" not in name]
+    assert buffers
+    for name in buffers:
+        np.testing.assert_allclose(again.values[name], once.values[name], rtol=1e-6, err_msg=name)

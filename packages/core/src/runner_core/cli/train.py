@@ -37,7 +37,8 @@ from runner_core.output.runfolder import RunFolder
 from runner_core.output.sinks import Sinks
 from runner_core.plugins.settings import save
 from runner_core.training.data import open_data
-from runner_core.training.kernels import Verdict, prove
+from runner_core.training.kernels.check import prove
+from runner_core.training.kernels.verdict import Verdict
 from runner_core.training.manifest import FOLDER as MANIFEST
 from runner_core.training.manifest import manifest_place, read_manifest, release, removed_at_the_end
 from runner_core.training.seen import save_contents, save_split

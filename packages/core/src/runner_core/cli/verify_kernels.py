@@ -11,7 +11,8 @@ from runner_core.cli.json_output import show_json
 from runner_core.cli.options import VerifyKernelsOptions
 from runner_core.cli.start import start_new
 from runner_core.training.data import open_data
-from runner_core.training.kernels import options, verify
+from runner_core.training.kernels.check import verify
+from runner_core.training.kernels.options import options
 
 
 def verify_kernels(name: str, arguments: Sequence[str]) -> int:

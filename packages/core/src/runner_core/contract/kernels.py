@@ -17,12 +17,14 @@ class Way:
         rounding: If a number, each operation's result is off by as much as its dtype allows, at random with this seed.
             The result shows how far rounding alone may carry.
         layers: Also return the output of each layer, and its gradient.
+        weights: Which way the weights are moved before; each number is another place.
         shadow: Compute each operation once more by plain kernels, and compare; if the engine can.
     """
 
     plain: bool = False
     rounding: int | None = None
     layers: bool = False
+    weights: int = 0
     shadow: bool = False
 
 

@@ -155,13 +155,13 @@ def layer_of(weight: str, observed: Observed) -> str:
     return next((name for name in names if name in observed.order), "")
 
 
-def jitter(name: str, weights: Array) -> Array:
+def jitter(name: str, weights: Array, number: int = 0) -> Array:
     """Return weights a few percent away, the same in every network: no gradient is hidden behind a weight of zero.
 
     Networks start with zeros in places (a last layer, a gate), and whatever lies before has no gradient until the first
-    update.
+    update. Each `number` moves them otherwise.
     """
-    rng = np.random.default_rng([len(name), *name.encode()])
+    rng = np.random.default_rng([len(name), *name.encode(), *[number] * (number > 0)])
     size = _rms(weights) or 0.4
     moved = weights + np.float32(0.05 * size) * rng.standard_normal(weights.shape, np.float32)
     return np.asarray(moved, np.float32)

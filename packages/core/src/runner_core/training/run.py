@@ -24,7 +24,7 @@ from runner_core.training.assembly import assemble
 from runner_core.training.checkpoints import restoring
 from runner_core.training.extending import Newest, newest, set_apart
 from runner_core.training.keeping import Keeper, other_plugins
-from runner_core.training.kernels import Verdict
+from runner_core.training.kernels.verdict import Verdict
 from runner_core.training.loop import Loop
 from runner_core.training.seen import History
 from runner_core.training.signals import Signals

@@ -25,7 +25,7 @@ from runner_core.engines.steplog import GRADIENT_NORM, Notes, refuse_nonfinite
 from runner_core.engines.torch import accelerator, precision, ranks
 from runner_core.engines.torch.checkpoint import Held, flatten, read_generators, unflatten, write_generators
 from runner_core.engines.torch.faults import faults
-from runner_core.engines.torch.kernels import observe, update
+from runner_core.engines.torch.kernels.step import observe, update
 from runner_core.engines.torch.learning import Learning
 from runner_core.engines.torch.lossalone import Replay
 from runner_core.engines.torch.memory import Never, footprint, part

@@ -25,7 +25,9 @@ from runner_core.data.pipeline import RecordPipeline
 from runner_core.tools.measure.trial import Ready, Turn, own_memory, rest
 from runner_core.training.assembly import TrainingSpec, assemble
 from runner_core.training.data import open_data
-from runner_core.training.kernels import options, remembered, verify
+from runner_core.training.kernels.check import verify
+from runner_core.training.kernels.known import remembered
+from runner_core.training.kernels.options import options
 
 Say = Callable[[str], None]
 
