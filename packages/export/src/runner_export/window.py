@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from runner_core import Array, Arrays, BadInput, ExportJob, Infer
+from runner_core import Array, Arrays, BadInput, ExportJob, Infer, Tensors
 from torch import Tensor, nn
 
 SAMPLES = 2
@@ -26,20 +26,25 @@ class Graph(nn.Module):
         super().__init__()
         self.network = job.trained.network.cpu()
         self.project, self.statistics, self.inputs = job.project, job.trained.statistics, tuple(inputs)
+        self.traced = job.project.standalone().infer or job.project.infer
         self.outputs: tuple[str, ...] = ()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs, whose names are then in `outputs`."""
-        batch = dict(zip(self.inputs, tensors, strict=True))
-        found = self.project.infer(self.network, self.project.on_device(batch, self.statistics, None))
-        self.outputs = tuple(found)
-        return tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in found.values())
+        """Return the outputs in the order of `outputs`, by the operations that are exported."""
+        found = self.traced(self.network, self._inputs(tensors))
+        return tuple(_plain(found[name]) for name in self.outputs)
 
     @torch.no_grad()
     def infer(self, arrays: Arrays) -> Arrays:
-        """Return what eager PyTorch computes in float32."""
-        found = self(*(torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in self.inputs))
-        return {name: tensor.numpy() for name, tensor in zip(self.outputs, found, strict=True)}
+        """Return what eager PyTorch computes in float32, as `predict` does; the names are then in `outputs`."""
+        tensors = [torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in self.inputs]
+        found = self.project.infer(self.network, self._inputs(tensors))
+        self.outputs = tuple(found)
+        return {name: _plain(tensor).numpy() for name, tensor in found.items()}
+
+    def _inputs(self, tensors: Sequence[Tensor]) -> Tensors:
+        batch = dict(zip(self.inputs, tensors, strict=True))
+        return self.project.on_device(batch, self.statistics, None)
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,10 @@ def eager(windows: Sequence[Window]) -> Infer:
     """Return the function that calls the window whose inputs the arrays are, in eager PyTorch."""
     by_inputs = {frozenset(window.graph.inputs): window.graph for window in windows}
     return lambda arrays: by_inputs[frozenset(arrays)].infer(arrays)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _size(arrays: Arrays) -> int:

@@ -527,8 +527,10 @@ class SSMUNet(Project):
         return export(model, folder, self.config, self.classes, self.statistics)
 
     def standalone(self) -> Standalone:
-        why = "its scans read only the pixels with tissue, and PyTorch exports no shapes that depend on the data"
-        return Standalone(refused=dict.fromkeys(("onnx", "onnx-int8", "openvino", "torch-export"), why))
+        from runner_ssmunet.standalone import infer
+
+        missing = "a core is prepared in ways that depend on its own axis, and these are in no script yet"
+        return Standalone(infer=infer, missing=missing)
 
     def checks(self) -> Checks:
         return Checks(

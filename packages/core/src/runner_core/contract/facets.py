@@ -386,6 +386,10 @@ class Standalone:
     """What predict.json says: every number of the work before and after the network, documented by its name."""
     missing: str = "the project declares none"
     """Why there is no predict.py, if `files` is empty."""
+    infer: Callable[[Any, Tensors], Tensors] | None = None
+    """`infer(network, inputs)` computes what `Project.infer` does, in operations that exporters know: no shapes that
+    depend on values, no compiled kernels. None: `Project.infer` itself. Every export is compared with `Project.infer`.
+    """
     refused: Mapping[str, str] = field(default_factory=dict)
     """Formats in which this network cannot be exported, and why: {"onnx": "…"}."""
 

@@ -14,9 +14,11 @@ from torch import Tensor
 from runner_ssmunet.scan.choice import automatic, untraced
 from runner_ssmunet.scan.conv import causal_conv_silu
 
-__all__ = ["WAYS", "causal_conv_silu", "selective_scan"]
+__all__ = ["EXPORTED", "WAYS", "causal_conv_silu", "selective_scan"]
 
 WAYS = ("reference", "eager", "cpu", "triton", "mamba_ssm")
+EXPORTED = "looped"
+"""The way of exported networks, which only exporters use: in eager PyTorch it is slow, and it has no gradients."""
 
 
 def selective_scan(
@@ -48,6 +50,10 @@ def selective_scan(
     The semantics are those of `mamba_ssm.selective_scan_fn` with real A and variable B and C, axes 1 and 2 exchanged.
     Memory for the backward pass is O(P·L·E), never O(P·L·E·N), except in "reference".
     """
+    if how == EXPORTED:
+        from runner_ssmunet.scan import looped
+
+        return looped.selective_scan(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
     _check(x, delta, A, B, C, D, z, delta_bias)
     how = untraced(automatic)(x) if how == "auto" else how
     if how not in WAYS:

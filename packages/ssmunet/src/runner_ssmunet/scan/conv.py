@@ -8,7 +8,7 @@ from torch.nn import functional
 from runner_ssmunet.scan.choice import compiled_for, untraced
 from runner_ssmunet.scan.reference import state_dtype
 
-PLAIN = ("eager", "reference")
+PLAIN = ("eager", "reference", "looped")
 """Implementations of the scan that compile nothing."""
 
 
