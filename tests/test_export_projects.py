@@ -144,10 +144,10 @@ def test_dinocells_network_takes_any_number_of_windows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     example: dict[str, Any] = {
         "image": rng.integers(0, 4000, (5, 2, 49, 49)).astype(np.uint16),
-        "levels": np.tile(np.float32([100, 3000]), (5, 2, 1)),
+        "levels": np.tile(np.array([100, 3000], np.float32), (5, 2, 1)),
         "grey": np.ones((5, 2), np.int32),
     }
-    project = DinoCell(config)
+    project: Any = DinoCell(config)
     project.statistics = {"channels": ("a", "b")}
     job: Any = SimpleNamespace(
         project=project, trained=SimpleNamespace(network=project.model(None).eval(), statistics={})
