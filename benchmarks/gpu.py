@@ -3,7 +3,8 @@
     python benchmarks/gpu.py [--out DIR] [--seconds 510] [--device cuda] [PROJECT …]
 
 Runs from a source checkout too, where nothing is installed but the frameworks. Each case is a process of its own with a
-slice of the time; what cannot run, or found no time, is listed with the reason. Writes DIR/gpu.json and DIR/gpu.md;
+slice of the time; what cannot run, or found no time, is listed with the reason. What was measured is kept in
+DIR/gpu-cases.jsonl: after a kill, or where time ran out, the same line goes on. Writes DIR/gpu.json and DIR/gpu.md;
 from benchmarks/results (the default) `python -m benchmarks --render` takes it into docs/benchmarks.md.
 
 A project comes in by being there: its preset `default` on its phantom, in the variants below. Cases of its own are in
@@ -24,7 +25,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,8 +35,10 @@ ROOT = Path(__file__).resolve().parents[1]
 _SOURCES = [str(ROOT), *map(str, sorted(ROOT.glob("packages/*/src")))]
 sys.path[:] = [*_SOURCES, *(path for path in sys.path if path != str(ROOT / "benchmarks"))]
 
+from runner_core.base.writing import replace_text  # noqa: E402
+
 from benchmarks.gpucase import COPY, Case, find_projects, limits, measure  # noqa: E402
-from benchmarks.harness import Cell, Result, Table, machine, number  # noqa: E402
+from benchmarks.harness import Cell, Result, Table, machine, number, versions  # noqa: E402
 from benchmarks.page import RESULTS, keep, section  # noqa: E402
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -72,22 +76,71 @@ def main() -> int:
         return run_case(options)
     before, end = machine(), time.monotonic() + options.seconds
     cases, left_out = list_cases(options.projects, options.quick)
+    options.out.mkdir(parents=True, exist_ok=True)
+    kept = Kept(options.out / "gpu-cases.jsonl", [_of(before), options.device, options.quick])
     found: dict[Case, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         options.scratch = Path(scratch)
-        limit = in_a_process(Case(LIMITS, LIMITS), options, min(LEAST, options.seconds))
+        limit = kept(Case(LIMITS, LIMITS), lambda case: in_a_process(case, options, min(LEAST, options.seconds)))
         for place, case in enumerate(cases):
             remaining = end - time.monotonic()
             slice_ = min(remaining, max(LEAST, remaining / (len(cases) - place)))
-            found[case] = in_a_process(case, options, slice_) if remaining > 10 else {"fault": "no time was left"}
+            found[case] = kept(
+                case, partial(in_a_process, options=options, seconds=slice_) if remaining > 10 else _too_late
+            )
             print(f"{case.project}, {case.name}: {found[case].get('fault', 'done')}", flush=True)
     result = told(found, limit, left_out)
-    options.out.mkdir(parents=True, exist_ok=True)
+    if LATE not in found.values():
+        kept.remove()
     keep("gpu", result, before, machine(), options.out)
     text = section("gpu", json.loads((options.out / "gpu.json").read_text(encoding="utf-8")))
     (options.out / "gpu.md").write_text(text, encoding="utf-8")
     print(text)
     return 0 if any("fault" not in values for values in found.values()) else 1
+
+
+# ---------------------------------------------------------------- what is kept
+
+
+LATE = {"fault": "no time was left"}
+
+
+def _of(machine: dict[str, Any]) -> list[Any]:
+    """What must be the same when a measurement goes on: the hardware and the frameworks."""
+    return [machine["cpu"], machine["gpu"], versions(["torch", "tensorflow"])]
+
+
+def _too_late(case: Case) -> dict[str, Any]:
+    return LATE
+
+
+class Kept:
+    """What was measured, a line for each case, on one machine and in one way: others' lines are dropped."""
+
+    def __init__(self, file: Path, way: list[Any]) -> None:
+        self.file, self.way = file, json.loads(json.dumps(way))
+        self.lines: list[dict[str, Any]] = []
+        with contextlib.suppress(FileNotFoundError):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(ValueError):  # a kill may have cut the last one
+                    self.lines.append(json.loads(line))
+        self.lines = [line for line in self.lines if line["way"] == self.way]
+
+    def __call__(self, case: Case, measured: Callable[[Case], dict[str, Any]]) -> dict[str, Any]:
+        """Return what was measured of a case, now or before."""
+        of = [case.project, case.name]
+        for line in self.lines:
+            if line["case"] == of:
+                return dict(line["values"])
+        values = measured(case)
+        if values is not LATE:
+            self.lines.append({"way": self.way, "case": of, "values": values})
+            replace_text(self.file, "".join(f"{json.dumps(line)}\n" for line in self.lines))
+        return values
+
+    def remove(self) -> None:
+        """Forget all: the next start measures again."""
+        self.file.unlink(missing_ok=True)
 
 
 # ---------------------------------------------------------------- cases

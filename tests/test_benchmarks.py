@@ -145,6 +145,28 @@ def test_projects_are_found_in_a_checkout_where_nothing_is_installed(monkeypatch
     assert found["brainunet"].entry.load().runner_project().name == "brainunet"
 
 
+def test_the_gpu_s_benchmark_goes_on_where_it_ended(tmp_path):
+    gpu = importlib.import_module("benchmarks.gpu")
+    file, asked = tmp_path / "cases.jsonl", []
+
+    def measured(case):
+        asked.append(case.name)
+        return {"step": 0.5}
+
+    first = gpu.Kept(file, ["a card", "cuda", False])
+    assert first(gpu.Case("p", "one"), measured) == {"step": 0.5}
+    assert first(gpu.Case("p", "two"), gpu._too_late) == gpu.LATE
+    file.write_text(file.read_text() + '{"way": ["a card"')  # as a kill leaves it
+    again = gpu.Kept(file, ["a card", "cuda", False])
+    assert [again(gpu.Case("p", name), measured)["step"] for name in ("one", "two")] == [0.5, 0.5]
+    assert asked == ["one", "two"]
+    other = gpu.Kept(file, ["another card", "cuda", False])
+    other(gpu.Case("p", "one"), measured)
+    assert asked == ["one", "two", "one"]
+    other.remove()
+    assert not file.exists()
+
+
 def test_a_gpu_s_share_of_the_limit_and_what_did_not_run():
     gpu = importlib.import_module("benchmarks.gpu")
     base = {"precision": "tf32", "batch": 4, "samples": [4, {}, "default"], "step": 0.5, "quartiles": [0.4, 0.6],
