@@ -1,6 +1,6 @@
 """Every installed project on this machine's GPU: steps, memory, samples a second, and how near that is to the limit.
 
-    python benchmarks/gpu.py [--out DIR] [--seconds 510] [--device cuda] [PROJECT …]
+    python benchmarks/gpu.py [--out DIR] [--seconds 510] [--device cuda|pretend] [PROJECT …]
 
 Runs from a source checkout too, where nothing is installed but the frameworks. Each case is a process of its own with a
 slice of the time; what cannot run, or found no time, is listed with the reason. What was measured is kept in
@@ -59,7 +59,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 }
 LEAST = 120.0
 """Seconds that a case may always take, however many wait (compiling takes a while), as long as there are any."""
-LIMITS = "limits"
+LIMITS, PRETEND = "limits", "pretend"
 
 
 def main() -> int:
@@ -203,6 +203,9 @@ def in_a_process(case: Case, options: argparse.Namespace, seconds: float) -> dic
 
 def run_case(options: argparse.Namespace) -> int:
     project, name = options.case
+    if options.device == PRETEND:  # a rehearsal: the accelerator of the core's tests
+        sys.path.insert(0, str(ROOT / "packages" / "core" / "tests" / "pretend"))
+        importlib.import_module("pretend").start()
     if project == LIMITS:
         values = limits(options.device, options.quick)
     else:

@@ -113,7 +113,7 @@ def scan(dtype: str, device: str, quick: bool) -> Mapping[str, float]:
     gpu = device.startswith("cuda")
     pixels, length = (PIXELS, LENGTH) if gpu and not quick else (16, 33)
     given = inputs(pixels, length, getattr(torch, dtype), device)
-    wait, rate = waiter(gpu), copy_rate(device, quick)
+    wait, rate = waiter(device), copy_rate(device, quick)
     found: dict[str, float] = {"pixels": pixels, "wavenumbers": length}
     for name, how, laid in ways(device):
         run = partial(selective_scan, delta_softplus=True, how=how)

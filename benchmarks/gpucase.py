@@ -7,6 +7,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def measure(case: Case, device: str, cache: Path, seconds: float, quick: bool) -
         done += 1
 
     torch = setup.engine.name == "torch"
-    wait = waiter(setup.device.kind == "cuda") if torch else trainer.read_log
+    wait = waiter(device_of(setup)) if torch else trainer.read_log
     begun = time.perf_counter()
     counted = operations(lambda: step(again)) if torch and not compiles(setup) else {}
     if not counted:
@@ -103,10 +104,9 @@ def measure(case: Case, device: str, cache: Path, seconds: float, quick: bool) -
     values["with_loader"] = rate(lambda: step(next(batches)))
     values["loader"] = rate(lambda: next(batches).release())
     if torch:
-        from runner_core.engines.torch.engine import torch_device
         from runner_core.engines.torch.transfer import feed
 
-        way = feed(torch_device(setup.device))
+        way = feed(device_of(setup))
 
         def bring() -> None:
             given = next(batches)
@@ -163,11 +163,19 @@ def endless(loader: Loader) -> Iterator[HostBatch]:
 # ---------------------------------------------------------------- memory and operations
 
 
-def waiter(gpu: bool) -> Callable[[], object]:
-    """Return a function that waits until the device has finished all work (PyTorch)."""
+def waiter(device: Any) -> Callable[[], object]:
+    """Return a function that waits until a device of PyTorch has finished all work."""
     import torch
+    from runner_core.engines.torch.accelerator import wait
 
-    return torch.cuda.synchronize if gpu else lambda: None
+    return partial(wait, torch.device(device))
+
+
+def device_of(setup: Setup) -> Any:
+    """Return PyTorch's device."""
+    from runner_core.engines.torch.engine import torch_device
+
+    return torch_device(setup.device)
 
 
 def compiles(setup: Setup) -> bool:
@@ -176,21 +184,23 @@ def compiles(setup: Setup) -> bool:
 
 
 def forget_peak(setup: Setup) -> None:
-    if setup.device.kind == "cuda" and setup.engine.name == "torch":
-        import torch
+    if setup.device.kind != "cpu" and setup.engine.name == "torch":
+        from runner_core.engines.torch import accelerator
 
-        torch.cuda.reset_peak_memory_stats()
+        accelerator.forget_peak(device_of(setup))
 
 
 def memory(setup: Setup, trainer: Any) -> dict[str, int]:
-    """Most bytes allocated and reserved on the device; nothing where it is the host."""
-    if setup.device.kind != "cuda":
+    """Most bytes allocated and, on CUDA, reserved on the device; nothing where it is the host."""
+    if setup.device.kind == "cpu":
         return {}
     if setup.engine.name != "torch":
         return {"allocated": trainer.peak_memory()}
     import torch
+    from runner_core.engines.torch import accelerator
 
-    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+    reserved = {"reserved": torch.cuda.max_memory_reserved()} if setup.device.kind == "cuda" else {}
+    return {"allocated": accelerator.peak(device_of(setup)), **reserved}
 
 
 def operations(work: Callable[[], None]) -> dict[str, int]:

@@ -12,6 +12,8 @@ import pytest
 from workspace import ROOT
 
 sys.path.append(str(ROOT))  # the benchmarks are no package that one installs
+sys.path.insert(0, str(ROOT / "packages" / "core" / "tests" / "pretend"))
+import pretend
 from runner_core.cli import main
 
 from benchmarks import NAMES, wrong_labels
@@ -197,6 +199,21 @@ def test_time_that_is_up_is_said(monkeypatch, tmp_path, capsys):
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert kept["left_out"]["brainunet, preset"] == "no time was left"
     assert "brainunet, preset (no time was left)" in (tmp_path / "gpu.md").read_text()
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(bool(pretend.missing()), reason=pretend.missing())
+def test_the_gpu_s_benchmark_on_the_pretended_accelerator(tmp_path):
+    """Every case of `--quick`; Keras knows no other device, and says so."""
+    words = ["--quick", "--device", "pretend", "--out", str(tmp_path), "--seconds", "800"]
+    command = [sys.executable, "benchmarks/gpu.py", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    left_out = json.loads((tmp_path / "gpu.json").read_text())["left_out"]
+    assert {name for name in left_out if not name.startswith("openkbp")} == set()
+    assert all("train.device" in why for why in left_out.values())
+    assert "peak memory" in (tmp_path / "gpu.md").read_text()
 
 
 @pytest.mark.weekly
