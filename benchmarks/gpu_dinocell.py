@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.gpu_peers import DINOCELL
 from benchmarks.gpucase import Case
 
 SIDE = 1080
@@ -25,6 +26,7 @@ def fields(folder: Path) -> None:
 DATA = fields
 
 CASES = [
+    *DINOCELL,
     *(Case("dinocell", f"batch {size}", {"train.batch_size": size}, data=fields) for size in (40, 120, 160, 240)),
     Case("dinocell", "centre, not Sinkhorn-Knopp", {"loss.centring": "centre"}, data=fields),
     Case("dinocell", "ViT-S/16", {"model.patch": 16}, data=fields),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.gpu_peers import VESUVIUS
 from benchmarks.gpucase import Case
 
 SIDE = 208
@@ -27,6 +28,7 @@ ALL_LOSSES = {
     f"loss.{name}.weight": 1.0 for name in ("cldice", "boundary", "surface_distance", "topology")
 }  # besides those that are on
 CASES = [
+    *VESUVIUS,
     Case("vesuvius", "checkpointing", {"model.checkpointing": True}, data=volumes),
     Case("vesuvius", "preset large", preset="large", data=volumes),
     Case("vesuvius", "every loss", ALL_LOSSES, data=volumes),
