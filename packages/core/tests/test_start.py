@@ -154,6 +154,7 @@ def test_weights_of_a_file_are_taken_by_name_and_shape(parent: Path, capsys: pyt
     Path("text.safetensors").write_text("hello", encoding="utf-8")
     assert "cannot be read as weights" in refused("--from", "text.safetensors")
     assert "there is no such run or file" in refused("--from", "nothing.pth")
+    assert "--from names nothing" in refused("--from", "")
     assert "leave one of them out" in refused("--from", "parent", "--resume", "child")
     assert "leave one of them out" in refused("--from", "child", "--resume", "parent")
     assert "leave one of them out" in refused("--from", "/", "--resume", "child")

@@ -152,5 +152,5 @@ def test_predict_and_export_on_a_full_disk(
         assert capsys.readouterr().err == "runner: the disk is full: net\n"
         assert not names(tmp_path / "net")
 
-    (tmp_path / "net" / ".runner-writing-dead").mkdir()  # of a kill: no reason to refuse
+    (tmp_path / "net" / f".runner-writing-{host_word()}-1-dead").mkdir()  # of a kill: no reason to refuse
     assert main(["toy", "export", str(trained), "--out", "net"]) == 0

@@ -227,6 +227,12 @@ def test_a_small_output_is_compared_by_its_own_size() -> None:
     assert nothing.largest <= nothing.tolerance == parity.DIGITS**2
 
 
+def test_arrays_that_no_network_takes_are_named(exported: Exported) -> None:
+    infer = session.load(exported("onnx"), threads=1)
+    with pytest.raises(ValueError, match="no network takes the arrays picture: give image"):
+        infer({"picture": np.zeros((1, 16, 16), np.float32)})
+
+
 def test_openvino_reports_to_nobody(tmp_path: Path) -> None:
     if find_spec("openvino") is None:
         pytest.skip("OpenVINO is not installed")

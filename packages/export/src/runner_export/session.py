@@ -43,6 +43,9 @@ def load_networks(
         by_inputs[frozenset(names[0])] = opened(folder / network["file"], *names, threads)
 
     def infer(arrays: Arrays) -> Arrays:
+        if frozenset(arrays) not in by_inputs:
+            known = " or ".join(", ".join(sorted(names)) for names in by_inputs)
+            raise ValueError(f"no network takes the arrays {', '.join(arrays)}: give {known}")
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         return by_inputs[frozenset(arrays)](contiguous)
 

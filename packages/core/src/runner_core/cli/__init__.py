@@ -241,7 +241,7 @@ def list_plugins(arguments: Sequence[str]) -> int:
         from runner_core.cli.json_output import show_json
 
         kinds = {"projects": discovery.projects(), "extensions": discovery.extensions()}
-        show_json({kind: [plugin.facts() for plugin in found.values()] for kind, found in kinds.items()})
+        show_json({kind: [_facts(plugin) for plugin in found.values()] for kind, found in kinds.items()})
         return 0
     if arguments:
         from runner_core.cli.hooks import list_hooks
@@ -258,6 +258,10 @@ def list_plugins(arguments: Sequence[str]) -> int:
         print(f"\n{_ACTIVE}:", lines[0], *lines[len(projects) + 1 :], sep="\n")
     print("\n`runner list --hooks [PROJECT]` loads them and shows who provides what, and conflicts")
     return 0
+
+
+def _facts(plugin: Plugin) -> dict[str, object]:
+    return plugin.facts() | {"weights": BUILTIN if weights_of(plugin) is not None else None}
 
 
 def _described(plugin: Plugin) -> tuple[str, str, str, str, str]:

@@ -38,9 +38,11 @@ def start_weights(name: str, kind: type[Options], seen: Peek, file: SettingsFile
     """Return the weights that a new training starts from, or None."""
     if not issubclass(kind, StartOptions) or seen.help:
         return None
-    named = seen.start or (None if file is None else file.start)
+    named = (None if file is None else file.start) if seen.start is None else seen.start
     if named is None:
         return None
+    if not named.strip():
+        raise BadInput("--from names nothing: name a run or a file (is a variable of the shell empty?)")
     if is_hub(named):
         return _from_hub(name, named)
     place = named_run(name, Path(named).expanduser())

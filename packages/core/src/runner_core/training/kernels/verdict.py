@@ -39,7 +39,7 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        used = ", ".join(self.options)
+        used = ", ".join(self.options) or "as it comes"
         if self.status == "right":
             once = "as found before" if self.remembered else f"{self.seconds:.0f} s"
             return f"kernels: the step's gradients agree with plain float32 ({used}; {once})"
