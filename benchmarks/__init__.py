@@ -25,6 +25,7 @@ NAMES = (
     "streaming",
     "checkpoints",
     "manifest",
+    "scaling",
     "targets",
     "losses",
     "ssl_losses",

@@ -236,7 +236,7 @@ def run(options: Options) -> Result:
         return (many[moment] - few[moment] + many["files"]) / 1e9
 
     rows: list[list[Cell]] = [
-        [f"{count:,} records", added("opened"), added("most"), added("after"), many["first"], many["other"]],
+        [f"runner, {count:,} records", added("opened"), added("most"), added("after"), many["first"], many["other"]],
         [f"of this, {FEW:,} records and all else", *(few[m] / 1e9 for m in ("opened", "most", "after")),
          few["first"], few["other"]],
     ]  # fmt: skip
