@@ -90,7 +90,9 @@ def main() -> int:
             )
             print(f"{case.project}, {case.name}: {found[case].get('fault', 'done')}", flush=True)
     result = told(found, limit, left_out)
-    if LATE not in found.values():
+    if not any(
+        "no time" in values.get("fault", "") or "did not end" in values.get("fault", "") for values in found.values()
+    ):
         kept.remove()
     keep("gpu", result, before, machine(), options.out)
     text = section("gpu", json.loads((options.out / "gpu.json").read_text(encoding="utf-8")))
@@ -106,8 +108,12 @@ LATE = {"fault": "no time was left"}
 
 
 def _of(machine: dict[str, Any]) -> list[Any]:
-    """What must be the same when a measurement goes on: the hardware and the frameworks."""
-    return [machine["cpu"], machine["gpu"], versions(["torch", "tensorflow"])]
+    """What must be the same when a measurement goes on: the hardware, the frameworks, and this program's commit."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = ""
+    with contextlib.suppress(OSError):
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return [machine["cpu"], machine["gpu"], versions(["torch", "tensorflow"]), commit]
 
 
 def _too_late(case: Case) -> dict[str, Any]:
@@ -124,7 +130,7 @@ class Kept:
             for line in file.read_text(encoding="utf-8").splitlines():
                 with contextlib.suppress(ValueError):  # a kill may have cut the last one
                     self.lines.append(json.loads(line))
-        self.lines = [line for line in self.lines if line["way"] == self.way]
+        self.lines = [line for line in self.lines if isinstance(line, dict) and line.get("way") == self.way]
 
     def __call__(self, case: Case, measured: Callable[[Case], dict[str, Any]]) -> dict[str, Any]:
         """Return what was measured of a case, now or before."""
@@ -133,7 +139,7 @@ class Kept:
             if line["case"] == of:
                 return dict(line["values"])
         values = measured(case)
-        if values is not LATE:
+        if "fault" not in values:  # what failed, for lack of time perhaps, is tried again
             self.lines.append({"way": self.way, "case": of, "values": values})
             replace_text(self.file, "".join(f"{json.dumps(line)}\n" for line in self.lines))
         return values

@@ -70,6 +70,18 @@ def test_records_to_compare_on_are_not_called_the_training_data(trained: Path, h
     assert "other-heads" not in (here / "out" / "MODEL_CARD.md").read_text()
 
 
+def test_a_run_whose_data_have_moved_is_exported(trained: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(["toy", "phantom", "own"]) == 0
+    words = ["--train.epochs", "1", "--train.steps-per-epoch", "1", "--run-dir", "run"]
+    assert command_line(["toy", "train", "--data", "own", *words]) == 0
+    Path("own").rename("moved")
+    capsys.readouterr()
+    assert command_line(["toy", "export", "run", "--out", "out"]) == 2
+    assert "name its folder with --data" in capsys.readouterr().err
+    assert command_line(["toy", "export", "run", "--out", "out", "--data", "moved"]) == 0
+    assert "NOTE: nothing is compared on --data" in capsys.readouterr().out
+
+
 def test_the_runs_own_data_are_no_reason_to_score_what_it_was_trained_on(
     trained: Path, here: Path, formats: None
 ) -> None:
@@ -88,7 +100,6 @@ def test_the_runs_own_data_are_no_reason_to_score_what_it_was_trained_on(
     ("--to bare", BadInput, "no_such_library.*uv pip install -e packages/export"),
     ("--to conted", BadInput, r"no such format here; did you mean counted\?|no such format here.*counted"),
     ("--to keras", BadInput, "has torch's own, safetensors"),
-    ("--data .", BadInput, "--data names records to compare on, and only formats of --to"),
 ])  # fmt: skip
 def test_what_is_refused_leaves_nothing(
     words: str, error: type[Exception], text: str, trained: Path, here: Path, formats: None

@@ -92,11 +92,12 @@ def compare(job: ExportJob, expected: Infer, found: Infer, name: str, further: S
     def infer(arrays: Arrays) -> Arrays:
         outputs = expected(arrays)
         try:
-            parity.add(outputs, found(arrays))
+            written = found(arrays)
         except Exception as error:  # onnxruntime raises exceptions of its own
             shapes = ", ".join(f"{key} {array.shape}" for key, array in arrays.items())
             reason = str(error).strip().partition("\n")[0]
             raise BadInput(f"--to {name}: what was written does not run for {shapes}: {reason}") from error
+        parity.add(outputs, written)
         return outputs
 
     for arrays in further:

@@ -28,7 +28,7 @@ def infer(network: Any, batch: Tensors) -> Tensors:
     some = (tissue & (place % every == 0) & (place < every * ATTENDED)).to(attention.dtype)
     return {
         "features": features.unflatten(0, spectra.shape[:3]),
-        "attention": (some @ attention / some.sum())[None],
+        "attention": (some @ attention / some.sum().clamp(min=1))[None],
     }
 
 

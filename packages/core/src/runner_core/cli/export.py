@@ -53,8 +53,8 @@ def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
     """Write the network for use without runner, and return the files; each of several into a folder of its own."""
     out = members[0].options.out
     write = _format(members[0])
-    if write is None and members[0].options.data is not None:
-        raise BadInput("--data names records to compare on, and only formats of --to, such as onnx, are compared")
+    if write is None and members[0].options.data is not None:  # no error: the run's own data may have moved
+        print("NOTE: nothing is compared on --data: only other formats of --to, such as onnx, are")
     remove_leftovers(out)
     refuse_full_folder(out, "name another with --out")
     if len(members) == 1:

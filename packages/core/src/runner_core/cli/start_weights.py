@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ def start_weights(name: str, kind: type[Options], seen: Peek, file: SettingsFile
     except BadInput:
         return NamedWeights(place)
     settings = read_run(run, name)
-    settings = replace(settings, sections=_without_extensions(settings.sections))
+    theirs = [label.removeprefix("extension ") for label in settings.plugins if label.startswith("extension ")]
+    settings = replace(settings, sections=_without_extensions(settings.sections, theirs))
     source = NO_DATA if is_builtin(run.path) else settings.source or PHANTOM
     return NamedWeights(place, settings, History.of(run.path, source))
 
@@ -71,7 +72,7 @@ def _from_hub(name: str, named: str) -> NamedWeights:
     if about.get("project") != name:
         raise BadInput(f"--from {named}: weights of project {str(about.get('project'))[:80]!r}, not of {name!r}")
     given = about.get("settings")
-    sections = _without_extensions(given if isinstance(given, dict) else {})
+    sections = _without_extensions(given if isinstance(given, dict) else {}, ())
     for section in NOT_TRAINING:
         sections.pop(section, None)
     settings = SettingsFile(found.file.with_name(ABOUT), sections, name, str(about.get("preset") or "default"))
@@ -94,7 +95,10 @@ def refuse_other_start(saved: SettingsFile, seen: Peek) -> None:
         )
 
 
-def _without_extensions(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings without those of extensions: weights may be a stranger's, and extensions may run commands."""
-    own = {section_name(name) for name in discovery.extensions()}
+def _without_extensions(sections: Mapping[str, Any], theirs: Sequence[str]) -> dict[str, Any]:
+    """Return settings without those of extensions, which are installed here or were `theirs`.
+
+    Weights may be a stranger's, and extensions may run commands.
+    """
+    own = {section_name(name) for name in (*discovery.extensions(), *theirs)}
     return {name: values for name, values in sections.items() if name not in own}

@@ -75,7 +75,7 @@ class RecordBlocks:
         places, *columns = block
         groups = columns[self._names.index("group")]
         urls = {role: Urls(*own) for role, own in places.items()} if isinstance(places, dict) else None
-        plain, split = not any(columns[self._names.index("values")]), columns[self._names.index("split")] != [None]
+        plain, split = not any(columns[self._names.index("values")]), any(columns[self._names.index("split")])
         return Part(keys, groups if len(groups) == len(keys) else groups * len(keys), urls, plain, split)
 
     def records(self, block: Any, keys: Sequence[str], rows: Sequence[int]) -> list[AnyRecord]:
@@ -88,7 +88,7 @@ class RecordBlocks:
                 name: tuple(own[row % len(own)]) if as_tuple else own[row % len(own)]
                 for (name, own), as_tuple in zip(named.items(), self._tuples, strict=True)
             }
-            fields["values"] = dict(fields["values"])
+            fields |= {name: dict(value) for name, value in fields.items() if type(value) is dict}
             files: dict[str, Location]
             if isinstance(places, dict):
                 files = {role: Url(own[0][row], own[1][row], own[2][row]) for role, own in places.items()}

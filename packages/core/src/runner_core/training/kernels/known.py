@@ -18,6 +18,8 @@ from runner_core.data.cache.identity import digest_json
 from runner_core.training.kernels.options import options
 from runner_core.training.kernels.verdict import Verdict
 
+_FORMAT = 2
+"""Raised when another way of comparing may find something else: what earlier ones found is not remembered then."""
 _LIBRARIES = ("numba", "triton", "mamba-ssm", "causal-conv1d", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
 _SEEN = ("batch_size", "accumulate", "optimizer", "clip", "ema", "deterministic", "device", "threads", "compile",
          "channels_last", "steps_per_execution")  # fmt: skip
@@ -43,6 +45,7 @@ def _file(setup: Setup, data: Data) -> Path:
     train = plain(setup.config.train)
     settings = {name: value for name, value in flat(setup.config).items() if name.split(".")[0] in _sections(setup)}
     own = {
+        "format": _FORMAT,
         "project": setup.name,
         "sources": _sources(setup),
         "settings": settings,
