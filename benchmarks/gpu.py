@@ -85,14 +85,11 @@ def main() -> int:
         for place, case in enumerate(cases):
             remaining = end - time.monotonic()
             slice_ = min(remaining, max(LEAST, remaining / (len(cases) - place)))
-            found[case] = kept(
-                case, partial(in_a_process, options=options, seconds=slice_) if remaining > 10 else _too_late
-            )
+            now = partial(in_a_process, options=options, seconds=slice_) if remaining > 10 else _too_late
+            found[case] = kept(case, now)
             print(f"{case.project}, {case.name}: {found[case].get('fault', 'done')}", flush=True)
     result = told(found, limit, left_out)
-    if not any(
-        "no time" in values.get("fault", "") or "did not end" in values.get("fault", "") for values in found.values()
-    ):
+    if not any(values.get("late") for values in found.values()):
         kept.remove()
     keep("gpu", result, before, machine(), options.out)
     text = section("gpu", json.loads((options.out / "gpu.json").read_text(encoding="utf-8")))
@@ -104,11 +101,11 @@ def main() -> int:
 # ---------------------------------------------------------------- what is kept
 
 
-LATE = {"fault": "no time was left"}
+LATE = {"fault": "no time was left", "late": True}
 
 
 def _of(machine: dict[str, Any]) -> list[Any]:
-    """What must be the same when a measurement goes on: the hardware, the frameworks, and this program's commit."""
+    """Return what must be the same when a measurement goes on: hardware, frameworks, and this program's commit."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     commit = ""
     with contextlib.suppress(OSError):
@@ -121,7 +118,7 @@ def _too_late(case: Case) -> dict[str, Any]:
 
 
 class Kept:
-    """What was measured, a line for each case, on one machine and in one way: others' lines are dropped."""
+    """Measured cases, a line for each, on one machine and in one way: others' lines are dropped."""
 
     def __init__(self, file: Path, way: list[Any]) -> None:
         self.file, self.way = file, json.loads(json.dumps(way))
@@ -187,7 +184,7 @@ def own_module(project: str) -> ModuleType | None:
 
 
 def in_a_process(case: Case, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    """Return what the case measured, or {"fault": the reason why it did not}."""
+    """Return what the case measured, or {"fault": the reason why it did not}, with "late" if time ran out."""
     out = options.scratch / "case.json"
     out.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--case", case.project, case.name, "--scratch", str(options.scratch)]
@@ -197,7 +194,7 @@ def in_a_process(case: Case, options: argparse.Namespace, seconds: float) -> dic
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return {"fault": f"did not end within {seconds:.0f} s"}
+            return {"fault": f"did not end within {seconds:.0f} s", "late": True}
         finally:
             with contextlib.suppress(ProcessLookupError):  # those that compile outlive the one that asked them
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What other libraries take on the same GPU for the same work, beside ours: equal networks, losses of equal values.
+"""Measure other libraries on the same GPU at the same work, beside ours: equal networks, losses of equal values.
 
 A library that cannot be imported is left out, with that as the reason.
 """

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,5 +59,4 @@ def rehearse(name: str, folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(rehearse(sys.argv[1], Path(sys.argv[2]))), flush=True)
-    os._exit(0)  # a thread of autograd's may still be in Python, which ends a process that exits with an abort
+    pretend.end(json.dumps(rehearse(sys.argv[1], Path(sys.argv[2]))))

@@ -44,6 +44,15 @@ def start() -> Any:
     return native
 
 
+def end(text: str) -> None:
+    """Print the text and end this process at once.
+
+    A thread of autograd's may still be in Python; a process that exits meanwhile is aborted.
+    """
+    print(text, flush=True)
+    os._exit(0)
+
+
 def _compiled() -> Path:
     """Return the extension's file, compiled unless this source was compiled before for this torch and Python."""
     import torch

@@ -1,4 +1,4 @@
-"""What a run or a settings file says: its extensions, and its settings without those that are absent here."""
+"""Read what a run or a settings file says: its extensions, and its settings without those that are absent here."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def load_plugins(
     that `files` name may be switched off though they are not installed.
     """
     chosen, without, installed = seen.extension, seen.no_extension, discovery.extensions()
-    named = {extension for file in files if file is not None for extension in _active(file)}
+    named = {extension for file in files if file is not None for extension in active_extensions(file)}
     without = tuple(n for n in without if n in installed or n not in named)
     if saved is not None:
-        active = _active(saved)
+        active = active_extensions(saved)
         for extension in active:
             if extension not in installed and extension not in without:
                 raise BadInput(
@@ -51,7 +51,7 @@ def load_plugins(
     return Plugins.load(name, chosen, without), chosen
 
 
-def _active(saved: SettingsFile) -> list[str]:
+def active_extensions(saved: SettingsFile) -> list[str]:
     """Return the extensions of the run that the file is of."""
     return [label.removeprefix("extension ") for label in saved.plugins if label.startswith("extension ")]
 
@@ -64,7 +64,7 @@ def without_absent(
     Raises BadInput for settings of an extension that is not installed.
     """
     own = {*extensions, *(field.name for field in fields(project.Config))}
-    absent = {section_name(name): name for name in (*_active(file), *seen.no_extension, *idle)}
+    absent = {section_name(name): name for name in (*active_extensions(file), *seen.no_extension, *idle)}
     absent = {section: name for section, name in absent.items() if section in file.sections and section not in own}
     for section, name in absent.items():
         if name not in (*seen.no_extension, *idle):

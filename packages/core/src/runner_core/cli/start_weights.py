@@ -11,7 +11,7 @@ from runner_core.base.errors import BadInput
 from runner_core.base.hub import ABOUT, OWN, fetch, is_hub, is_same
 from runner_core.cli.options import Options, StartOptions
 from runner_core.cli.parsing import Peek
-from runner_core.cli.saved import read_run
+from runner_core.cli.saved import active_extensions, read_run
 from runner_core.config.extensions import section_name
 from runner_core.output.runfolder import RunFolder
 from runner_core.plugins import discovery
@@ -53,8 +53,7 @@ def start_weights(name: str, kind: type[Options], seen: Peek, file: SettingsFile
     except BadInput:
         return NamedWeights(place)
     settings = read_run(run, name)
-    theirs = [label.removeprefix("extension ") for label in settings.plugins if label.startswith("extension ")]
-    settings = replace(settings, sections=_without_extensions(settings.sections, theirs))
+    settings = replace(settings, sections=_without_extensions(settings.sections, active_extensions(settings)))
     source = NO_DATA if is_builtin(run.path) else settings.source or PHANTOM
     return NamedWeights(place, settings, History.of(run.path, source))
 

@@ -1,4 +1,4 @@
-"""How a training ends: summary.json, report, and what is left of a run that was refused, interrupted or broken."""
+"""End a training: summary.json, report, and what is left of a run that was refused, interrupted or broken."""
 
 from __future__ import annotations
 

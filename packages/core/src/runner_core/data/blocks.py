@@ -159,7 +159,7 @@ class Coded(Column[str]):
 
 
 class Chosen(Sequence[Item]):
-    """Those of `items` whose `numbers` are given, each taken when it is asked for.
+    """Items chosen by their `numbers`, each taken when it is asked for.
 
     >>> Chosen("abcd", [3, 1])[:]
     ['d', 'b']

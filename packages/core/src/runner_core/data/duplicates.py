@@ -67,18 +67,16 @@ def suspected_digests(index: Identities, records: Sequence[AnyRecord]) -> Sequen
     Files with the size and middle of another file are read whole and remembered. The others have no digest, and neither
     have files that cannot be read.
     """
-    if isinstance(records, RecordTable) and records.counts.remote == records.counts.files:
-        return Etags(records)
-    places = [_path(record) if record.files else None for record in records]
-    if all(isinstance(at, Url) for at in places):
-        return [_etag(at) for at in places if isinstance(at, Url)]
+    found = known_digests(index, records)
+    if isinstance(found, Etags):  # no file is on this machine
+        return found
+    digests, places = list(found), [_path(record) if record.files else None for record in records]
     files = sorted({Path(_absolute(at)) for at in places if isinstance(at, Path)})
     alike: defaultdict[str | None, list[str]] = defaultdict(list)
     with ThreadPoolExecutor(_READERS) as threads:  # a network disk answers slowly, but many requests at once
         for path, seen in zip(files, threads.map(glance, files), strict=True):
             alike[seen].append(str(path))
     wanted = {path for seen, same in alike.items() if seen is not None and len(same) > 1 for path in same}
-    digests = list(known_digests(index, records))
     read: dict[str, str] = {}
     for number, place in enumerate(places):
         if place is None or isinstance(place, Url):

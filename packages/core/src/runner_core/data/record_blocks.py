@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 class RecordBlocks:
-    """How records of one class are written as JSON, without their keys, and read again."""
+    """Writes records of one class as JSON, without their keys, and reads them again."""
 
     def __init__(self, kind: type[AnyRecord]) -> None:
         """Raise TypeError for a class with fields that its constructor does not take."""

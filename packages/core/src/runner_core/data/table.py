@@ -37,7 +37,7 @@ class Counts(NamedTuple):
     remote: int = 0
     """Files at URLs."""
     unmarked: int = 0
-    """Of these, files without an etag."""
+    """Files at URLs without an etag."""
     doubtful: int = 0
     """More than 0 if any record has values, or a URL that may hold a secret."""
     divided: int = 0

@@ -11,14 +11,12 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from runner_ssmunet.scan.choice import automatic, untraced
+from runner_ssmunet.scan.choice import EXPORTED, automatic, untraced
 from runner_ssmunet.scan.conv import causal_conv_silu
 
 __all__ = ["EXPORTED", "WAYS", "causal_conv_silu", "selective_scan"]
 
 WAYS = ("reference", "eager", "cpu", "triton", "mamba_ssm")
-EXPORTED = "looped"
-"""The way of exported networks, which only exporters use: in eager PyTorch it is slow, and it has no gradients."""
 
 
 def selective_scan(

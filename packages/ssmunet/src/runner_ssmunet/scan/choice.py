@@ -14,6 +14,9 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+EXPORTED = "looped"
+"""The way of exported networks, which only exporters use: in eager PyTorch it is slow, and it has no gradients."""
+
 
 def untraced(function: Callable[..., T]) -> Callable[..., T]:
     """Return `function` for torch.compile to call without tracing it.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from runner_ssmunet.scan.choice import compiled_for, untraced
+from runner_ssmunet.scan.choice import EXPORTED, compiled_for, untraced
 from runner_ssmunet.scan.reference import state_dtype
 
-PLAIN = ("eager", "reference", "looped")
+PLAIN = ("eager", "reference", EXPORTED)
 """Implementations of the scan that compile nothing."""
 
 

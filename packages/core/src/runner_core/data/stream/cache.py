@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -105,32 +106,36 @@ def _each_name(settings: str, records: Sequence[AnyRecord]) -> Iterator[str]:
     if not isinstance(records, RecordTable):
         yield from map(partial(_name, settings), records)
         return
+    quoted = _quoted(settings)
     for part, numbers in records.in_parts():  # the same names, without making the records
         if part.urls is None or not part.plain:
             yield from map(partial(_name, settings), records[numbers.start : numbers.stop])
             continue
-        marks = [
-            [
-                f"[{_quoted(role)},{_quoted(text)},{_or_null(size)},{_text(etag)}]"
-                for text, size, etag in zip(*urls, strict=True)
-            ]
-            for role, urls in sorted(part.urls.items())
-        ]
-        start = f"[{_quoted(settings)},"
-        for key, group, *own in zip(part.keys, part.groups, *marks, strict=True):
-            text = f"{start}{_quoted(key)},{_quoted(group)},[{','.join(own)}]]"
-            yield xxhash.xxh3_128_hexdigest(text.encode())
+        places = [map(_place, repeat(role), *urls) for role, urls in sorted(part.urls.items())]
+        for key, group, *own in zip(part.keys, part.groups, *places, strict=True):
+            yield _hashed(quoted, key, group, own)
 
 
 def _name(settings: str, record: AnyRecord) -> str:
     if record.values or not all(isinstance(place, Url) for place in record.files.values()):
         return digest_json([settings, record.key, record.group, _marks(record)])
-    marks = [  # the same text, in a third of the time: data at URLs have millions of records
-        f"[{_quoted(role)},{_quoted(place.text)},{_or_null(place.size)},{_text(place.etag)}]"
-        for role, place in sorted(record.files.items())
-    ]
-    text = f"[{_quoted(settings)},{_quoted(record.key)},{_quoted(record.group)},[{','.join(marks)}]]"
+    urls = [(role, at) for role, at in sorted(record.files.items()) if isinstance(at, Url)]
+    return _hashed(
+        _quoted(settings), record.key, record.group, [_place(role, at.text, at.size, at.etag) for role, at in urls]
+    )
+
+
+def _hashed(settings: str, key: str, group: str, places: Sequence[str]) -> str:
+    """Return `digest_json` of a record without values, in a third of the time: there may be millions.
+
+    `settings` and `places` are JSON already.
+    """
+    text = f"[{settings},{_quoted(key)},{_quoted(group)},[{','.join(places)}]]"
     return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def _place(role: str, text: str, size: int | None, etag: str | None) -> str:
+    return f"[{_quoted(role)},{_quoted(text)},{_or_null(size)},{_text(etag)}]"
 
 
 _quoted = json.encoder.encode_basestring_ascii

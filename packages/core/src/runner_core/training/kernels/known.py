@@ -1,4 +1,4 @@
-"""What was found before about the same network, options, versions and device."""
+"""Remember verdicts about the same network, options, versions and device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training computes with besides plain eager float32."""
+"""List what a training computes with besides plain eager float32."""
 
 from __future__ import annotations
 

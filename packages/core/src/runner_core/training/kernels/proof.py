@@ -22,10 +22,11 @@ from runner_core.training.kernels.verdict import Verdict
 _FEW = 2
 """Samples on a CPU, where nothing is compiled for the batch's shape: more would only take longer."""
 _ROUNDED = 2
-"""How often the step is computed with rounding."""
+"""Number of times that the step is computed with rounding."""
 _REPEATED = 2
-"""How often a tensor must disagree again, each time with other weights. Rounding may carry one number across the kink
-of a ReLU or an absolute value: its gradient then changes at once, and by chance. A wrong kernel is wrong each time."""
+"""Number of times that a tensor must disagree again, each time with other weights. Rounding may carry one number across
+the kink of a ReLU or an absolute value: its gradient then changes at once, and by chance. A wrong kernel is wrong each
+time."""
 _NAMED = 3
 """Number of disagreements that a message names."""
 

@@ -1,4 +1,4 @@
-"""What was found about the kernels of a training, in words."""
+"""Say in words what was found about the kernels of a training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RULE = "kernels"
 
 @dataclass
 class Verdict:
-    """What was found about the kernels of a training.
+    """A finding about the kernels of a training.
 
     `status`: unused (plain float32, or not asked for), right, wrong, or unchecked (`note` says why).
     """
