@@ -26,10 +26,12 @@ from runner_core.tools.measure import ablate as ablation
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure.ablate import Ablation
 from runner_core.tools.measure.ablate_report import as_json, footnotes
-from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, parity
+from runner_core.tools.measure.agreement import parity
+from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP
+from runner_core.tools.measure.process import TrialFailed
 from runner_core.tools.measure.remedies import ALL, SAME, cases, refuse_unknown
 from runner_core.tools.measure.times import Times
-from runner_core.tools.measure.trial import Doubt, TrialFailed, Turn
+from runner_core.tools.measure.trial import Doubt, Turn
 from runner_core.training.assembly import TrainingSpec
 
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))

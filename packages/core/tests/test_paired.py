@@ -12,8 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from measure_toy import ready
 from runner_core.tools.measure.paired import SAMPLE, Contender, Rounds
+from runner_core.tools.measure.process import TrialFailed
 from runner_core.tools.measure.times import LEAST, compare, spread
-from runner_core.tools.measure.trial import TrialFailed, Turn
+from runner_core.tools.measure.trial import Turn
 
 
 class Fake:

@@ -9,7 +9,8 @@ import pytest
 from runner_core import BadInput
 from runner_core.base.location import Url
 from runner_core.config import RemoteConfig
-from runner_core.data.stream.client import Client, of_profile, signs
+from runner_core.data.stream.client import Client
+from runner_core.data.stream.credentials import of_profile, signs
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto")

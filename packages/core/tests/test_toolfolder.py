@@ -12,7 +12,7 @@ import pytest
 from runner_core.base.errors import BadInput
 from runner_core.cli import main
 from runner_core.output.runfolder import RunFolder, claimed
-from runner_core.tools.measure.trial import TrialFailed
+from runner_core.tools.measure.process import TrialFailed
 from runner_core.tools.measure.tune import Tuning
 
 

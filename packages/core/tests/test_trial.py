@@ -14,7 +14,8 @@ import pytest
 from runner_core.config.values import plain
 from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import from_preset
-from runner_core.tools.measure.trial import Trial, TrialFailed
+from runner_core.tools.measure.process import TrialFailed
+from runner_core.tools.measure.trial import Trial
 from runner_core.training.assembly import TrainingSpec
 
 pytestmark = pytest.mark.torch

@@ -24,9 +24,10 @@ from runner_core.config.values import flat
 from runner_core.contract import Remedy
 from runner_core.contract.project import Project
 from runner_core.tools.measure import tune
-from runner_core.tools.measure.paired import same_samples, same_steps
+from runner_core.tools.measure.agreement import same_samples, same_steps
+from runner_core.tools.measure.process import TrialFailed
 from runner_core.tools.measure.remedies import Candidate, Facts, LeftOut, systematic, with_remedies
-from runner_core.tools.measure.trial import Doubt, TrialFailed, Turn
+from runner_core.tools.measure.trial import Doubt, Turn
 from runner_core.tools.measure.tune import Tuning
 from runner_core.tools.measure.tune_report import facts, lines, verdict
 from runner_core.training.assembly import TrainingSpec

@@ -26,10 +26,11 @@ from runner_core.output.runfolder import claimed
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure import profile_report, tune_report
 from runner_core.tools.measure.ablate import Ablated, Ablation
+from runner_core.tools.measure.process import TrialFailed
 from runner_core.tools.measure.profiling import profile_run, remedies
 from runner_core.tools.measure.remedies import Facts, cases, refuse_unknown, systematic, with_remedies
 from runner_core.tools.measure.times import spread
-from runner_core.tools.measure.trial import Ready, TrialFailed
+from runner_core.tools.measure.trial import Ready
 from runner_core.tools.measure.tune import Tuning
 from runner_core.training.assembly import TrainingSpec
 from runner_core.training.data import data_folder, open_data

@@ -19,7 +19,8 @@ from runner_core.output.display import speed
 from runner_core.output.report.charts import Bar, bar_chart
 from runner_core.output.report.page import Block, Markup, Note, Page, html
 from runner_core.tools.measure.ablate import QUANTITIES, Ablated, spoken
-from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, Result
+from runner_core.tools.measure.outcome import Result
+from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP
 from runner_core.tools.measure.times import LEAST, Comparison, Times, spread
 from runner_core.tools.measure.trial import Doubt
 

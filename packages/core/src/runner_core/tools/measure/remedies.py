@@ -15,7 +15,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.setup import Setup
 from runner_core.engines.usage import usable_cores
 from runner_core.plugins.defaults import blocks_may_help
-from runner_core.tools.measure.paired import Case
+from runner_core.tools.measure.outcome import Case
 from runner_core.tools.measure.trial import Ready
 
 ALL, SAME = "all off", "all off that learn the same"

@@ -22,7 +22,8 @@ from runner_core.config import RunConfig
 from runner_core.contract import HostBatch, Json, Store, StreamedSamples, is_streamed
 from runner_core.data.loader import Loader
 from runner_core.data.pipeline import RecordPipeline
-from runner_core.tools.measure.trial import Ready, Turn, own_memory, rest
+from runner_core.tools.measure.process import own_memory
+from runner_core.tools.measure.trial import Ready, Turn, rest
 from runner_core.training.assembly import TrainingSpec, assemble
 from runner_core.training.data import open_data
 from runner_core.training.kernels.check import verify

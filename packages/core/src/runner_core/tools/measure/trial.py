@@ -1,159 +1,23 @@
 """One combination of settings under measurement, alive in its own process.
 
 The process (`runner_core.tools.measure.worker`) trains for as many steps as requested, then waits. Several can be alive
-at once and take turns, so that a machine with varying speed slows all of them alike. `WorkerProcess` talks to it in
-lines of JSON over pipes and watches its memory. Output of frameworks goes into a file; a failure shows its end.
+at once and take turns, so that a machine with varying speed slows all of them alike.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import select
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Self, TypeVar
 
-from runner_core.base.errors import RunnerError
-from runner_core.base.files import size_text
 from runner_core.contract import Json, Remedy
+from runner_core.tools.measure.process import TrialFailed, WorkerProcess
 from runner_core.training.assembly import TrainingSpec
 
-_LOOK = 0.5
-"""Seconds between two measurements of the process's memory."""
-_TOLD = 2000
-"""Characters of the process's last output that a failure keeps."""
-_PATIENCE = 3.0
-"""Seconds that the process may take to end."""
 _MOST_REST = 2.0
 """Seconds to wait for threads and processes that fill batches ahead."""
-
-
-class TrialFailed(RunnerError):
-    """These settings cannot be measured.
-
-    `memory` means that memory did not suffice. `output` is the process's last output.
-    """
-
-    def __init__(self, reason: str, memory: bool = False, output: str = "") -> None:
-        super().__init__(reason)
-        self.reason, self.memory, self.output = reason, memory, output
-
-
-class WorkerProcess:
-    """`runner_core.tools.measure.worker` as a process, which ends when it is closed or this process ends.
-
-    The process is stopped when its own host memory (without files that it maps) reaches `memory_bytes`. `say` receives
-    its messages before an answer.
-    """
-
-    def __init__(self, memory_bytes: int | None, say: Callable[[str], None]) -> None:
-        self._memory_bytes, self._say = memory_bytes, say
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "runner_core.tools.measure.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._output,
-        )
-        self._unread = b""
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def ask(self, what: str, arguments: Mapping[str, Json], timeout: float | None) -> Json:
-        """Return the answer to a request within `timeout` seconds; raise TrialFailed, then close the process."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps({"do": what, **arguments}).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise self._ended() from None
-        until = None if timeout is None else time.monotonic() + timeout
-        while True:
-            match json.loads(self._line(until)):
-                case {"say": text}:
-                    self._say(text)
-                case {"failed": reason, "memory": memory}:
-                    raise TrialFailed(reason, memory, self._printed())
-                case {"answer": answer}:
-                    return answer
-
-    def close(self) -> None:
-        """End the process, so that its memory is free."""
-        for pipe in (self._process.stdin, self._process.stdout):  # the process ends when its requests do
-            with suppress(OSError):
-                pipe.close()  # type: ignore[union-attr]
-        try:
-            self._process.wait(timeout=_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._output.close()
-
-    def _line(self, until: float | None) -> bytes:
-        """Return the next line that the process writes; watch its memory while waiting."""
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
-        while b"\n" not in self._unread:
-            if not select.select([pipe], [], [], _LOOK)[0]:
-                self._refuse_more_memory()
-                if until is not None and time.monotonic() > until:
-                    raise TrialFailed("took longer than there is time for", output=self._printed())
-                continue
-            if not (more := os.read(pipe, 1 << 16)):
-                raise self._ended()
-            self._unread += more
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
-
-    def _refuse_more_memory(self) -> None:
-        if self._memory_bytes is not None and (taken := own_memory(self.pid)) > self._memory_bytes:
-            limit = size_text(self._memory_bytes)
-            raise TrialFailed(f"took {size_text(taken)} of memory, more than the {limit} it may", memory=True)
-
-    def _ended(self) -> TrialFailed:
-        """Return why the process is gone."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_PATIENCE)
-        code, output = self._process.returncode, self._printed()
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name
-            short = name == "SIGKILL"
-            hint = " (the system often does this when memory runs out: see `dmesg`)" if short else ""
-            return TrialFailed(f"killed by {name}{hint}", short, output)
-        last = output.strip().splitlines()
-        return TrialFailed(f"ended with exit code {code}{f': {last[-1]}' if last else ''}", output=output)
-
-    def _printed(self) -> str:
-        """Return the end of the process's output."""
-        self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, self._output.tell() - _TOLD))
-        return self._output.read().decode(errors="replace")
-
-
-def own_memory(pid: int) -> int:
-    """Return the private RAM (bytes) of a process and its children, 0 if it is gone.
-
-    Shared memory and mapped files do not count.
-    """
-    import psutil
-
-    total = 0
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for one in [process, *process.children(recursive=True)]:
-            with suppress(psutil.Error):
-                held = one.memory_info()
-                total += max(0, held.rss - getattr(held, "shared", 0))
-    return total
 
 
 def rest() -> None:

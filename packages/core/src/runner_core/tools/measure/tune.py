@@ -17,20 +17,13 @@ from runner_core.base.files import size_text
 from runner_core.base.resources import available_ram
 from runner_core.base.text import counted
 from runner_core.contract import Json, Remedy
-from runner_core.tools.measure.paired import (
-    SAMPLE,
-    SECONDS,
-    Case,
-    Contender,
-    Result,
-    Rounds,
-    compare_apart,
-    compare_together,
-    same_steps,
-)
+from runner_core.tools.measure.agreement import compare_apart, compare_together, same_steps
+from runner_core.tools.measure.outcome import Case, Result
+from runner_core.tools.measure.paired import SAMPLE, SECONDS, Contender, Rounds
+from runner_core.tools.measure.process import TrialFailed
 from runner_core.tools.measure.remedies import Candidate, LeftOut
 from runner_core.tools.measure.times import LEAST, Comparison, spread
-from runner_core.tools.measure.trial import SHARE_OF_RAM, Doubt, Ready, Trial, TrialFailed
+from runner_core.tools.measure.trial import SHARE_OF_RAM, Doubt, Ready, Trial
 from runner_core.training.assembly import TrainingSpec
 
 WORTH = 1.01

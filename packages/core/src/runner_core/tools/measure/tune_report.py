@@ -24,7 +24,7 @@ from runner_core.output.report.charts import Series, line_chart
 from runner_core.output.report.page import Block, Code, Markup, Note, Page, html
 from runner_core.output.report.page import lines as screen
 from runner_core.plugins.settings import PHANTOM, differences, from_preset
-from runner_core.tools.measure.paired import Result
+from runner_core.tools.measure.outcome import Result
 from runner_core.tools.measure.tune import Tuned, interval
 from runner_core.training.assembly import TrainingSpec
 
