@@ -300,6 +300,26 @@ def test_unwritable_and_missing_folders_are_named(runner: Runner, tmp_path: Path
 
 
 @pytest.mark.torch
+def test_a_seed_names_the_phantom_and_trainings_keep_theirs(
+    toy: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runner_core.cli import main
+
+    def written(folder: str, *words: str) -> dict[str, bytes]:
+        assert main(["toy", "phantom", folder, *words]) == 0
+        assert ("changes no phantom" in capsys.readouterr().out) == ("--train.seed" in words)
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+    monkeypatch.chdir(tmp_path)
+    kept, other = written("kept", "--train.seed", "7"), written("other", "--seed", "7")
+    assert kept == written("zero", "--seed", "0")
+    assert kept.keys() == other.keys()
+    assert all(kept[name] != other[name] for name in kept)
+    assert main(["toy", "phantom", "negative", "--seed", "-1"]) == 2
+    assert "the phantom's seed is -1: give 0 or more" in capsys.readouterr().err
+
+
+@pytest.mark.torch
 def test_data_is_refused_before_training_with_every_faulty_record(runner: Runner, tmp_path: Path) -> None:
     assert runner("toy", "phantom", "data").returncode == 0
     refused(runner("toy", "phantom", "data"), "data", "not an empty folder")

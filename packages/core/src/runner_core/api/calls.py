@@ -156,11 +156,11 @@ def check(
         return DataCheck(*check_with(members))
 
 
-def phantom(project: str, folder: AnyPath | None = None) -> Path:
+def phantom(project: str, folder: AnyPath | None = None, seed: int = 0) -> Path:
     """Return a folder with a project's generated data set, in its real file formats.
 
     Without `folder`, it is the one in the cache folder on which `train` trains without data: read it only. A `folder`
-    must be new or empty.
+    must be new or empty. Another `seed` (0 or more) writes another data set of the same kind; it needs a `folder`.
     """
     from runner_core.cli.options import ConfigOptions, PhantomOptions
     from runner_core.cli.small import phantom_with
@@ -169,8 +169,10 @@ def phantom(project: str, folder: AnyPath | None = None) -> Path:
 
     with undisturbed():
         if folder is not None:
-            options = keywords(PhantomOptions, {"folder": folder})
+            options = keywords(PhantomOptions, {"folder": folder, "seed": seed})
             return phantom_with(start_new(project, "phantom", PhantomOptions, options))
+        if seed != 0:
+            raise BadInput("the phantom that is kept has seed 0: name a folder for another")
         return phantom_folder(
             start_new(project, "config", ConfigOptions, keywords(ConfigOptions, {})).setup.project, print
         )

@@ -264,6 +264,9 @@ class PhantomOptions(Options):
 
     folder: Annotated[Positional[Path], tyro.conf.arg(metavar="DIR")]
     """A new or empty folder."""
+    seed: int = 0
+    """Another seed writes another phantom of the same kind. With 0 it is the one on which `train` trains without
+    --data."""
 
 
 @dataclass(kw_only=True)

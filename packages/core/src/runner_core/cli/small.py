@@ -34,8 +34,11 @@ def phantom_with(started: Started[PhantomOptions]) -> Path:
     """Write the phantom, and return its folder."""
     from runner_core.data.phantoms import write_phantom
 
-    folder = write_phantom(started.setup.project, started.options.folder)
-    print(f"{folder}: {counted(len(started.setup.project.records(folder)), 'record')}")
+    setup, seed = started.setup, started.options.seed
+    folder = write_phantom(setup.project, started.options.folder, seed)
+    print(f"{folder}: {counted(len(setup.project.records(folder)), 'record')}")
+    if setup.config.train.seed not in {seed, setup.project.presets[setup.preset]().train.seed}:
+        print("NOTE: train.seed is the seed of trainings and changes no phantom: --seed does")
     return folder
 
 

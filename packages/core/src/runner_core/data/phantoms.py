@@ -14,14 +14,17 @@ from runner_core.base.writing import locked, whole_folder
 from runner_core.contract.project import Project
 
 SEED = 0
+"""Seed of the phantom on which trainings without data train."""
 
 
-def write_phantom(project: Project, folder: Path) -> Path:
-    """Write the project's phantom, whole or not at all, into `folder`, which must be empty or not exist."""
+def write_phantom(project: Project, folder: Path, seed: int = SEED) -> Path:
+    """Write the project's phantom of a seed, whole or not at all, into `folder`, which must be empty or not exist."""
+    if seed < 0:
+        raise BadInput(f"the phantom's seed is {seed}: give 0 or more")
     refuse_full_folder(folder, "name another for the phantom")
     try:
         with whole_folder(folder) as temporary:
-            project.phantom(temporary, np.random.default_rng(SEED))
+            project.phantom(temporary, np.random.default_rng(seed))
     except OSError as error:
         raise BadInput(f"{folder}: the phantom cannot be written: {error.strerror or error}") from error
     return folder
