@@ -438,6 +438,15 @@ def test_the_last_lines_say_that_training_refuses_and_why(here: Path, capsys: py
     assert report.startswith("report: ")
     told = audit(here)
     assert (told["status"], told["levels"]["error"]) == ("refused", 2)
+    for path in (here / "data").glob("p[!1]_*"):  # one group is left
+        path.unlink()
+    assert main(words) == 2
+    *_, first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.startswith("training refuses: all 2 records belong to one group (p1)")
+    assert second == (
+        "the records have no error: `predict` takes them, and --data.split none checks them without a split"
+    )
+    assert main([*words, "--data.split", "none"]) == 0
 
 
 def test_streamed_records_of_which_none_can_be_read_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -138,8 +138,8 @@ def _random_groups(of_records: Coded, fraction: float, seed: int, seen: frozense
     if len(groups) < 2:
         raise BadInput(
             f"{_all(len(of_records))} to one group ({groups[0] if groups else 'none'}), so none can validate "
-            "without leaking: set data.split to none (train on everything, no validation), or give a YAML file "
-            "with your own split by group"
+            "without leaking: add records of another group, or train on everything, without validation, with "
+            "--data.split none"
         )
     if not 0 < fraction < 1:
         raise BadInput(f"data.validation_fraction is {fraction}; it must lie between 0 and 1")

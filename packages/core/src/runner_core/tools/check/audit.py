@@ -142,6 +142,8 @@ def _facts(found: Examined) -> dict[str, Json]:
     return {"prepared_bytes": found.prepared_bytes, "facts": facts}
 
 
+_SPLIT = "split"
+"""Rule of a finding about the split."""
 _REFUSALS = 5
 """Number of reasons that are repeated at the end."""
 
@@ -179,7 +181,7 @@ class Auditor:
         """
         project, usable = self.setup.project, self.checked.records
         if usable:
-            self._or_error("split", self._split)
+            self._or_error(_SPLIT, self._split)
             self._or_error("cache", self._plan)
         self._refuse_unreadable()
         digests = _digests(self.checked)
@@ -241,6 +243,9 @@ class Auditor:
             print(f"training refuses: {text}")
         if len(refusals) > _REFUSALS:
             print(f"training refuses: {counted(len(refusals) - _REFUSALS, 'more error')}, above")
+        errors = {finding.rule for _, finding in self.findings if finding.level == "error"}
+        if errors == {_SPLIT} and len({record.group for record in self.checked.records}) == 1:
+            print("the records have no error: `predict` takes them, and --data.split none checks them without a split")
         if leaks := sum(finding.rule == LEAK for _, finding in self.findings):
             print(f"leak: {counted(leaks, 'error')} about near copies, above. Training does not look for them")
 
