@@ -74,10 +74,11 @@ def in_a_process(code: str) -> str:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("devices=2", "train.devices 2: a Keras project trains on one device"),
-        ("strategy='fsdp'", "train.strategy fsdp is for PyTorch"),
-        ("channels_last='on'", "train.channels_last is for PyTorch"),
-        ("optimizer='muon'", "train.optimizer muon is for PyTorch, and project enginetoy uses Keras"),
+        ("train__devices=2", "train.devices 2: a Keras project trains on one device"),
+        ("train__strategy='fsdp'", "train.strategy fsdp is for PyTorch"),
+        ("train__channels_last='on'", "train.channels_last is for PyTorch"),
+        ("exchange__unused='find'", "exchange.unused find is for PyTorch"),
+        ("train__optimizer='muon'", "train.optimizer muon is for PyTorch, and project enginetoy uses Keras"),
     ],
 )
 def test_what_pytorch_alone_has_is_refused_before_tensorflow_is_imported(setting: str, said: str) -> None:
@@ -85,7 +86,7 @@ def test_what_pytorch_alone_has_is_refused_before_tensorflow_is_imported(setting
 import sys, engine_toy as toy, keras_toy
 from runner_core.base.errors import BadInput
 try:
-    toy.ToySetup(keras_toy.KerasToy(toy.small(train__{setting}))).engine
+    toy.ToySetup(keras_toy.KerasToy(toy.small({setting}))).engine
 except BadInput as error:
     print(error, not {{"keras", "tensorflow", "torch"}} & set(sys.modules))
 """

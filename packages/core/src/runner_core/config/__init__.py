@@ -188,6 +188,20 @@ class TrainConfig:
 
 
 @dataclass
+class ExchangeConfig:
+    """What several devices tell each other in a step; PyTorch only."""
+
+    gradients: Literal["auto", "step", "micro_batch"] = "auto"
+    """With micro-batches (train.accumulate): when gradients are exchanged. step: once per optimizer step, after the
+    last micro-batch. micro_batch: after each, which with fsdp keeps only a part of the gradients on each device. auto:
+    step with ddp, micro_batch with fsdp."""
+    unused: Literal["auto", "find", "none"] = "auto"
+    """ddp: whether each step looks for weights that it did not use. find: in every step. none: every step uses all
+    weights, and one that does not ends the run. auto: none if the first step used all weights in every process, else
+    find; also find with train.deterministic."""
+
+
+@dataclass
 class ValidateConfig:
     every: Annotated[int, AtLeast(1)] = 1
     """Epochs between validations; the last epoch always validates."""
@@ -268,6 +282,7 @@ class RunConfig:
     crop: CropConfig = field(default_factory=CropConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     health: HealthConfig = field(default_factory=HealthConfig)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from runner_core.base.errors import BadInput
-from runner_core.config import TrainConfig
+from runner_core.config import ExchangeConfig, TrainConfig
 from runner_core.contract.project import Project
 
 
@@ -15,5 +17,7 @@ def refuse_for_keras(project: Project, train: TrainConfig) -> None:
         raise BadInput(f"train.strategy {train.strategy} is for PyTorch; Keras trains on one device: leave it out")
     if train.channels_last == "on":
         raise BadInput("train.channels_last is for PyTorch; in Keras convolutions have channels last: leave it out")
+    for name, value in asdict(project.config.exchange).items() - asdict(ExchangeConfig()).items():
+        raise BadInput(f"exchange.{name} {value} is for PyTorch; Keras trains on one device: leave it out")
     if train.optimizer == "muon":
         raise BadInput(f"train.optimizer muon is for PyTorch, and project {project.name} uses Keras: take adamw")

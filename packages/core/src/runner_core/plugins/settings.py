@@ -32,7 +32,7 @@ PHANTOM = "phantom"
 HEAD = ("project", "preset", "source", "plugins", "chosen", "from")
 """Entries of a run's config.yaml besides the settings."""
 
-_FREE_SECTIONS = ("cache", "remote", "precision", "log", "predict")
+_FREE_SECTIONS = ("cache", "remote", "precision", "exchange", "log", "predict")
 _FREE = (
     "train.device",
     "train.devices",

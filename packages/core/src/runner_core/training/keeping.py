@@ -49,6 +49,8 @@ FREE_SETTINGS = (
     "train.compile",
     "train.channels_last",
     "train.kernels",
+    "exchange.gradients",
+    "exchange.unused",
 )
 
 _NAMES = {"train.batch_size": "train.batch_size times train.devices"}

@@ -65,7 +65,10 @@ class Learning:
         self._project_step = project.step
         if self.norms is not None and team.count > 1:
             self._project_step = self.norms.around(project.step)
-        self.micro = MicroBatches(project, config, self.network, device, self._backward, self._forget_gradients, say)
+        self.micro = MicroBatches(
+            project, config, self.network, device, self._backward, self._forget_gradients, say,
+            self.parallel.withholding,
+        )  # fmt: skip
         self.seen: Counter[str] | None = None
         """Number of layers by the dtype in which they computed in the first step; None before it."""
         self.gradients: Callable[[Tensors, int, Progress], dict[str, Any]] = self._first
@@ -88,7 +91,9 @@ class Learning:
         self.seen, self.gradients = Counter(), self.micro.gradients
         if not self.compiles:
             with precision.observed(self.network, self.seen, self._kept):
-                return self.micro.gradients(tensors, count, progress)
+                found = self.micro.gradients(tensors, count, progress)
+            self.parallel.settle()
+            return found
         rewind = Rewind(self.network, self.device)
         rewind.mark()
         few = part(tensors, count, 0, 1) if self._splittable else tensors
@@ -96,7 +101,9 @@ class Learning:
             self.parallel.evaluate(self.project.step, self.network, few, progress)
         rewind.back()
         self.network.compile()
-        return self.micro.gradients(tensors, count, progress)
+        found = self.micro.gradients(tensors, count, progress)
+        self.parallel.settle()
+        return found
 
     def _backward(self, tensors: Tensors, progress: Progress, share: float) -> dict[str, Any]:
         """Add `share` times the gradients; return loss and terms (times `share`), without their graph."""
@@ -139,6 +146,7 @@ class Learning:
 
     def update(self, progress: Progress) -> torch.Tensor | None:
         """Clip, step and average, and drop the gradients; return their norm if they are clipped."""
+        self.parallel.check()
         if self.norms is not None:
             self.norms.taught(progress.step, self.network, self.parameters)
         norm = skipped = None
@@ -176,6 +184,7 @@ class Learning:
             **self._generators.read(),
             "gradient_norms": None if self.norms is None else self.norms.state(),
             "micro": self.micro.size * self._team.count,  # independent of the number of processes
+            "unused_weights": self.parallel.unused,
         }
 
     def load(self, saved: Mapping[str, Any], step: int) -> None:
@@ -195,6 +204,8 @@ class Learning:
         if self.norms is not None:
             self.norms.load(saved.get("gradient_norms") or saved.get("pulls") or {})  # its name before 0.1.0
         self.micro.size = -(-saved["micro"] // self._team.count)
+        if saved.get("unused_weights") is not None:
+            self.parallel.settle(saved["unused_weights"])
         self._generators.write(saved, step)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -67,7 +67,8 @@ class Rewind:
 class MicroBatches:
     """Computes gradients of a batch in parts of `size` samples, and in smaller parts once memory has run out.
 
-    `forget` drops the gradients so far. `say` gets a message when the size shrinks.
+    `forget` drops the gradients so far. `say` gets a message when the size shrinks. All micro-batches of a step but the
+    last are computed in the context of `withholding`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class MicroBatches:
         backward: Backward,
         forget: Callable[[], None],
         say: Callable[[str], None],
+        withholding: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Set the size; raise BadInput for `train.accumulate` in a project whose batches may not be split."""
         self.size = micro_batch(project, config)
@@ -86,6 +88,7 @@ class MicroBatches:
         again = project.learning().splittable and self._alone and runs_out(device)
         self._rewind = Rewind(network, device) if again else None
         self._device, self._backward, self._forget, self._say = device, backward, forget, say
+        self._withholding = withholding
 
     def gradients(self, tensors: Tensors, count: int, progress: Progress) -> dict[str, Any]:
         """Add the gradients of the mean loss over `count` samples; return loss and terms."""
@@ -105,7 +108,8 @@ class MicroBatches:
         total: dict[str, Any] = {}
         for begin in range(0, count, self.size):
             end = min(count, begin + self.size)
-            values = self._backward(part(tensors, count, begin, end), progress, (end - begin) / count)
+            with nullcontext() if end == count else self._withholding():
+                values = self._backward(part(tensors, count, begin, end), progress, (end - begin) / count)
             total = {name: total.get(name, 0.0) + value for name, value in values.items()}
         return total
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,8 @@ class Parallel(Protocol):
     """
 
     name: str
+    unused: list[str] | None
+    """Names of the weights that the first step left out in some process; None if it is not known."""
 
     def train(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
@@ -37,37 +40,126 @@ class Parallel(Protocol):
 
     def read(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
+    def withholding(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients are not exchanged yet: another micro-batch of the step follows."""
+        ...
+
+    def settle(self, unused: Sequence[str] | None = None) -> None:
+        """Finish the gradients of the first step; `unused` is what it found if it was in an earlier process."""
+        ...
+
+    def check(self) -> None:
+        """Raise BadInput if the gradients of a step are not those of all processes."""
+        ...
+
 
 class Single:
     """One process: functions are called directly."""
 
     name = "single"
+    unused: list[str] | None = None
 
     def train(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
     evaluate = read = train
 
+    def withholding(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def settle(self, unused: Sequence[str] | None = None) -> None:
+        return None
+
+    def check(self) -> None:
+        return None
+
 
 class Replicated:
-    """Every process has the whole network, and the mean of all gradients (DistributedDataParallel)."""
+    """Every process has the whole network, and the mean of all gradients (DistributedDataParallel).
+
+    A weight that a step does not use (a mask token when nothing is masked) has to be found, or DDP waits for its
+    gradient. The search takes time in every step, so the first step, computed without DDP, tells whether to search.
+
+    Args:
+        network: The network.
+        unused: `exchange.unused`.
+        at_once: Exchange gradients once per step, not after each micro-batch.
+    """
 
     name = "ddp"
 
-    def __init__(self, network: nn.Module) -> None:
-        around = _Around(network, _only_to_learn_from)
-        # A weight that a step does not use (a mask token when nothing is masked) is found, rather than waited for. This
-        # parameter is never used, so PyTorch does not warn that all are.
-        around.unused = nn.Parameter(torch.zeros(1, device=next(network.parameters()).device))
-        self._wrapped = nn.parallel.DistributedDataParallel(around, find_unused_parameters=True)
+    def __init__(self, network: nn.Module, unused: str = "auto", at_once: bool = True) -> None:
+        self._around = _Around(network, _only_to_learn_from)
+        self._learned = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self._at_once, self._left_out = at_once, set[str]()
+        self.unused: list[str] | None = None
+        self._wrapped: nn.parallel.DistributedDataParallel | None = None
+        if unused != "auto":
+            self._wrap(unused == "find")
+        else:
+            for tensor in (*network.parameters(), *network.buffers()):  # as DDP does
+                _in_place(tensor.detach(), lambda whole: distributed.broadcast(whole, 0))
+
+    def _wrap(self, finds: bool) -> None:
+        self._finds = finds
+        if finds:  # This parameter is never used, so PyTorch does not warn that all are.
+            self._around.unused = nn.Parameter(torch.zeros(1, device=next(self._around.parameters()).device))
+        self._wrapped = nn.parallel.DistributedDataParallel(self._around, find_unused_parameters=finds)
 
     def train(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return self._wrapped(function, *arguments)
+        if self._wrapped is not None:
+            return self._wrapped(function, *arguments)
+        step = self._around(function, *arguments)
+        if isinstance(step, Step):
+            reached = _reached(step.loss)
+            self._left_out |= {name for name, parameter in self._learned.items() if id(parameter) not in reached}
+        return step
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
     read = evaluate
+
+    @contextmanager
+    def withholding(self) -> Iterator[None]:
+        with self._wrapped.no_sync() if self._wrapped is not None and self._at_once else nullcontext():
+            yield
+
+    @torch.no_grad()
+    def settle(self, unused: Sequence[str] | None = None) -> None:
+        if self._wrapped is not None:
+            return
+        if unused is None:
+            unused = self._averaged()
+        self.unused = list(unused)
+        self._wrap(bool(unused))
+
+    def _averaged(self) -> list[str]:
+        """Average the gradients of the first step; return the names of the weights that some process left out."""
+        learned, count = self._learned, distributed.get_world_size()
+        flags = [[name in self._left_out for name in learned], [p.grad is None for p in learned.values()]]
+        counts = torch.tensor(flags, dtype=torch.int32, device=next(iter(learned.values())).device)
+        distributed.all_reduce(counts)
+        left_out, without = counts.tolist()
+        for parameter, processes in zip(learned.values(), without, strict=True):
+            if processes < count:  # otherwise the optimizer leaves it alone, as with one process
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                _in_place(parameter.grad.div_(count), distributed.all_reduce)
+        return [name for name, processes in zip(learned, left_out, strict=True) if processes]
+
+    def check(self) -> None:
+        if self._wrapped is None or self._finds:
+            return
+        try:
+            self._wrapped.reducer._rebuild_buckets()  # as the next step would, which is too late: this one is used now
+        except RuntimeError as error:
+            names = [name for name, parameter in self._learned.items() if parameter.grad is None]
+            some = ", ".join(names[:4]) + (" …" if len(names) > 4 else "") if names else "some of the weights"
+            raise BadInput(
+                f"process {distributed.get_rank()} has no gradient of {some} in this step, which every step was to use "
+                "(exchange.unused none, or the first step used all): --resume the run with --exchange.unused find"
+            ) from error
 
 
 class Sharded:
@@ -78,6 +170,7 @@ class Sharded:
     """
 
     name = "fsdp"
+    unused: list[str] | None = None
 
     def __init__(self, project: Project, network: nn.Module, device: torch.device, precision: Precision) -> None:
         """Shard the network; raise BadInput for weights that cannot be sharded."""
@@ -92,7 +185,8 @@ class Sharded:
             parameter.data = parameter.data.contiguous()  # it knows no other layout (channels last)
         mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         self._network = network
-        self._root = _Around(network)
+        self._at_once = project.config.exchange.gradients == "step"
+        self._root: Any = _Around(network)
         shard_units = project.learning().shard_units
         for unit in () if shard_units is None else shard_units(network):
             fully_shard(unit, mesh=mesh)
@@ -103,6 +197,23 @@ class Sharded:
         return self._root(function, *arguments)
 
     evaluate = train
+
+    @contextmanager
+    def withholding(self) -> Iterator[None]:
+        if not self._at_once:
+            yield
+            return
+        self._root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._root.set_requires_gradient_sync(True)
+
+    def settle(self, unused: Sequence[str] | None = None) -> None:
+        return None
+
+    def check(self) -> None:
+        return None
 
     def read(self, function: Callable[..., Any], *arguments: Any) -> Any:
         named = {**dict(self._network.named_parameters()), **dict(self._network.named_buffers())}
@@ -130,6 +241,29 @@ def _only_to_learn_from(step: Any) -> Any:
     return Step(step.loss, terms)
 
 
+def _reached(loss: torch.Tensor) -> set[int]:
+    """Return the ids of the weights that get a gradient from `loss`."""
+    found: set[int] = set()
+    seen, waiting = set[Any](), [loss.grad_fn]
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            found.add(id(node.variable))
+        waiting += [function for function, _ in node.next_functions]
+    return found
+
+
+def _in_place(tensor: torch.Tensor, collective: Callable[[torch.Tensor], Any]) -> None:
+    """Run a collective on a tensor of any layout."""
+    whole = tensor.contiguous()
+    collective(whole)
+    if whole is not tensor:
+        tensor.copy_(whole)
+
+
 def parallel(
     project: Project, network: nn.Module, device: torch.device, precision: Precision, memory: int, ranks: int
 ) -> Parallel:
@@ -139,8 +273,13 @@ def parallel(
     """
     if ranks == 1:
         return Single()
-    strategy = chosen(project.config.train, network, memory)
-    return Sharded(project, network, device, precision) if strategy == "fsdp" else Replicated(network)
+    train, exchange = project.config.train, project.config.exchange
+    if chosen(train, network, memory) == "fsdp":
+        return Sharded(project, network, device, precision)
+    # Without the search, DDP orders its buckets anew after its first step. A resumed run would have the former order
+    # in its first step, so sums over three or more processes would round differently there.
+    unused = "find" if exchange.unused == "auto" and train.deterministic else exchange.unused
+    return Replicated(network, unused, at_once=exchange.gradients != "micro_batch")
 
 
 def chosen(config: TrainConfig, network: nn.Module, memory: int) -> str:
