@@ -163,6 +163,48 @@ def test_weights_of_a_file_are_taken_by_name_and_shape(parent: Path, capsys: pyt
     assert "neither a run nor a folder with weights" in refused("--from", "empty")
 
 
+@pytest.mark.torch
+def test_what_holds_no_weights_is_named(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each refusal names the path, what it is and what to give instead, and leaves nothing."""
+
+    def refused(named: str, content: bytes | None = None) -> str:
+        if content is not None:
+            Path(named).parent.mkdir(exist_ok=True)
+            Path(named).write_bytes(content)
+        before = sorted(Path().rglob("*"))
+        assert main(["toy", "train", "--run-dir", "no", "--from", named, *QUICK]) == 2
+        error = capsys.readouterr().err
+        assert sorted(Path().rglob("*")) == before
+        assert len(error.strip().splitlines()) == 1
+        assert f"--from {named}" in error
+        assert " give " in error
+        return error
+
+    checkpoint = sorted(Path("parent/checkpoints").glob("step-*"))[-1]
+    error = refused("parent/checkpoints")
+    assert "the folder of checkpoints of the run parent; give the run (--from parent), or a checkpoint" in error
+    assert f"(--from {checkpoint})" in error
+    for part in ("checkpoints/best.json", "config.yaml", "log.jsonl", "figures"):
+        assert "no weights but a part of the run parent; give the run (--from parent)" in refused(f"parent/{part}")
+    for name, content, what in (
+        ("net.onnx", b"\x08\x08\x12\x07pytorch", "a network in the format of ONNX; it runs, but cannot be trained"),
+        ("vino/model.xml", b"<net/>", "a network in the format of OpenVINO"),
+        ("vino/model.bin", b"\0" * 99, "a network in the format of OpenVINO"),
+        ("net.pt2", b"PK\3\4", "a network in the format of torch.export"),
+        ("net.keras", b"PK\3\4", "a network of Keras, and this project's is one of torch"),
+        ("notes.txt", b"hello", "a text file"),
+        ("cut.dat", "ä".encode() * 300, "a text file"),
+        ("config.yaml", b"project: toy", "a settings file; give settings with --config"),
+        ("scan.npy", b"\x93NUMPY", "a file of NumPy"),
+        ("empty.pth", b"", "an empty file"),
+        ("exported/export.json", b'{"format": "onnx"}', "a text file"),
+    ):
+        assert f"--from {name} cannot be read as weights: it is {what}" in refused(name, content)
+    assert "it is a network exported as onnx; it runs, but" in refused("exported")
+    assert "it is a folder of runs; give one of them" in refused(".")
+    assert "it is no ordinary file" in refused("/dev/null")
+
+
 KILLED = """
 import os, signal, sys
 from runner_core.cli import main

@@ -21,9 +21,12 @@ from runner_core.contract.start import Fit, StartWeights
 from runner_core.engines.weights import listed
 from runner_core.output.runfolder import RunFolder
 from runner_core.training.checkpoints import Checkpoints, read_manifest, refuse_nan
+from runner_core.training.not_weights import refuse_not_weights, refuse_part_of_run
 from runner_core.training.seen import START_FILE, History, read_start
 
 _WEIGHTS = ("model.safetensors", "ema.safetensors")
+_ENDINGS = (".safetensors", ".keras", ".pt", ".pth", ".bin")
+"""Of files that may hold weights and lie in a run's folder without being a checkpoint."""
 _SHOWN = 8
 
 
@@ -41,7 +44,7 @@ def open_start(
     if checkpoint is not None:
         start = _of_checkpoint(setup, checkpoint)
     else:
-        start = _of_file(setup, _file(named), source)
+        start = _of_file(setup, _file(setup, named, run), source)
     keep_weights(start)
     return start, history if history is not None else History(unknown=(start.source,))
 
@@ -115,7 +118,7 @@ def describe(start: StartWeights) -> Iterator[str]:
 def _checkpoint(setup: Setup, run: RunFolder, named: Path) -> Path | None:
     """Return the checkpoint that the user named, the best one of a run; None for another file in the run's folder."""
     checkpoints = Checkpoints(run.checkpoints, setup.checkpoint_format, project=setup.name)
-    if (path := run.checkpoint_of(named)) is not None:
+    if (path := run.checkpoint_of(named)) is not None and (path.name.startswith("step-") or not path.exists()):
         return path
     if named.absolute() != run.path.absolute():
         return None
@@ -147,13 +150,19 @@ def _part(tensors: Mapping[str, Any], prefix: str) -> Tensors:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _file(named: Path) -> Path:
-    """Return the file of weights that the user named, or that `export` wrote into the named folder."""
+def _file(setup: Setup, named: Path, run: RunFolder | None) -> Path:
+    """Return the file of weights that the user named, or that `export` wrote into the named folder.
+
+    Raises BadInput, with what it is instead, for what is no such file. `run` is the run that it lies in, or None.
+    """
     inside = [named / name for name in ("model.safetensors", "model.keras")] if named.is_dir() else [named]
     found = next((path for path in inside if path.is_file()), None)
-    if found is None:
-        what = "there is no such file" if not named.exists() else "it is neither a run nor a folder with weights"
-        raise BadInput(f"--from {named}: {what}; name a run, a checkpoint, or a file of weights (.safetensors)")
+    if run is not None and (found is None or found.suffix not in _ENDINGS):
+        refuse_part_of_run(named, run)
+    if not named.exists():
+        raise BadInput(f"--from {named}: there is no such run or file")
+    refuse_not_weights(found or named, setup.project.framework)
+    assert found is not None
     return refuse_special_file(found)
 
 
