@@ -25,6 +25,7 @@ NAMES = (
     "streaming",
     "checkpoints",
     "manifest",
+    "survey",
     "scaling",
     "targets",
     "losses",

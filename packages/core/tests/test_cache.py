@@ -22,11 +22,15 @@ from hypothesis import strategies as st
 from runner_core import BadInput, DataErrors, DataSet, OutOfSpace, Record, RunConfig, RunnerError
 from runner_core.config import CacheConfig
 from runner_core.contract import Device
+from runner_core.data.blocks import Chosen
 from runner_core.data.cache import build, choose, folder, identity, manage
 from runner_core.data.cache.folder import Damaged
 from runner_core.data.cache.prepared import PreparedCache
+from runner_core.data.columns import SomeDigests
 from runner_core.data.crop import CentreCrop, NoCrop
+from runner_core.data.duplicates import known_digests
 from runner_core.data.pipeline import RecordPipeline
+from runner_core.data.table import RecordTable
 from runner_core.training.data import describe_plan, read_records, refuse_what_no_device_holds
 
 sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
@@ -105,6 +109,61 @@ def test_an_empty_array_is_stored(place):
 
 
 # ---------------------------------------------------------------- many records
+
+
+def oracle(record, digests):
+    """The identity of a record by its definition, from the digests of its files."""
+    content = {}
+    for role, path in sorted(record.files.items()):
+        files = sorted(f for f in path.rglob("*") if f.is_file()) if path.is_dir() else [path]
+        names = [os.fsencode(f.relative_to(path)).decode("utf-8", "surrogateescape") for f in files]
+        content[role] = [(name, digests[str(f)]) for name, f in zip(names, files, strict=True)]
+    return identity.digest_json([content, dict(record.values)] if record.values else content)
+
+
+@pytest.mark.parametrize("slow_disk", [False, True])
+def test_records_in_columns_have_the_identities_of_single_ones(tmp_path, monkeypatch, slow_disk):
+    monkeypatch.setattr(identity, "_TOGETHER", 7)
+    monkeypatch.setattr(identity, "_VARIABLES", 3)
+    monkeypatch.setattr(identity._Stats, "_SLOW", -1.0 if slow_disk else 1.0)
+    records, marks = [], []
+    for n in range(150):
+        files = {"image": tmp_path / f"{n}.npy", "a mask": tmp_path / f"m{n % 5}.npy"}
+        if n % 6 == 1:
+            del files["a mask"]
+        if n % 6 == 2:
+            files["image"] = tmp_path / f"folder{n}"
+            (files["image"] / "below").mkdir(parents=True)
+            for name in ("a", "below/é", os.fsdecode(b"below/\xff")):
+                (files["image"] / name).write_text(f"{n} {name!a}")
+        for file in files.values():
+            if not file.exists():
+                file.write_text(file.name)
+        records.append(Record(f"k{n}", f"g{n % 3}", files, values={"age": n} if n % 6 == 3 else {}))
+        marks += [] if n % 6 == 4 else identity.identify(records[-1]).marks
+    assert list(identity.Identities(tmp_path).identities(records)) == [None] * 150
+    index = identity.Identities(tmp_path)
+    index.remember(marks)
+    (tmp_path / "9.npy").write_text("another content")
+    (tmp_path / "15.npy").unlink()
+    digests = {mark.path: mark.digest for mark in marks}
+    lost = {n for n in range(150) if n % 6 == 4} | {9, 15}
+    expected = [None if n in lost else oracle(record, digests) for n, record in enumerate(records)]
+    mains = [replace(record, files=dict([*record.files.items()][:1]), values={}) for record in records]
+    expected_mains = [None if n in lost else oracle(record, digests) for n, record in enumerate(mains)]
+    rows = RecordTable(records)
+    for some in (records, rows, Chosen(rows, range(150))):
+        assert list(index.identities(some)) == expected
+        assert [known and known.identity for known in index.lookup(some)] == expected
+        assert list(index.identities(some, main=True)) == expected_mains
+        assert list(known_digests(index, some)) == expected_mains
+    found = index.identities(rows)
+    assert (None in found, found.complete, found.missing.tolist()) == (True, None, sorted(lost))
+    filled = found.filled(found.missing, SomeDigests(["ab" * 16] * len(lost)))
+    assert list(filled) == list(filled.complete) == [own or "ab" * 16 for own in expected]
+    single = [Record(f"k{n}", "g", {"image": tmp_path / f"{n}.npy"}) for n in range(0, 60, 6)]
+    identities = index.identities(single).complete
+    assert list(known_digests(identity.Identities(tmp_path / "none"), RecordTable(single), identities)) == [*identities]
 
 
 @pytest.mark.parametrize("mode", ["memmap", "blosc2", "memory"])
@@ -444,6 +503,22 @@ def test_nothing_is_copied_from_a_damaged_cache(place):
     flip_byte(place.folders()[0] / "array-0.bin")
     store = place.open(mode="blosc2")
     assert any("Nothing is copied from it" in s for s in place.said)
+    assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
+
+
+def test_a_record_in_two_caches_is_copied_from_the_one_that_is_sound(place):
+    capability = place.capability()
+    for count in (3, 4):
+        capability.open(place.pipeline, place.records[:count], place.said.append).close()
+    both = [e.folder for e in manage.entries(place.cache)]
+    sizes = [(folder / "array-0.bin").stat().st_size for folder in both]
+    flip_byte(both[sizes.index(max(sizes))] / "array-0.bin")
+    place.said.clear()
+    place.decoded()
+    store = place.open(mode="blosc2")
+    assert any("Nothing is copied from it" in line for line in place.said)
+    assert "3 of 4 records are copied from a cache with the same settings" in place.said
+    assert place.decoded().count("d3") == 1
     assert_holds_what_the_pipeline_gives(store, place.pipeline, place.records)
 
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runner_core import Record, Url
-from runner_core.contract.setup import Data
+from runner_core.contract.setup import Data, Setup
 from runner_core.data import columns, table
+from runner_core.data.cache import identity
+from runner_core.data.cache.storage import PreparedStore
 from runner_core.data.columns import Numbers
+from runner_core.plugins import defaults
+from runner_core.plugins.manager import Plugins
+from runner_core.training.data import open_data
 from runner_core.training.manifest import Manifest, manifest_place, read_manifest, release, remove_manifest
 from runner_core.training.seen import read_split
+
+sys.path.insert(0, str(Path(__file__).parent / "data_toy"))
+from cache_toy import Workplace, assert_holds_what_the_pipeline_gives, flip_byte
 
 PROJECT = Path(__file__).parent / "toy" / "project"
 MANY = table.LEAST + 100
@@ -102,7 +112,7 @@ def test_nothing_of_a_killed_process_is_read(call: int, tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     (own,) = folder.iterdir()
     assert list(own.iterdir())
-    place = [str(own), "runner_core.contract.records:Record", {"train": 7, "validation": 7, "test": 0}]
+    place = [str(own), "runner_core.contract.records:Record", {"train": 7, "validation": 7, "test": 0}, None]
     assert read_manifest(place) is None
     new = found()
     assert list(new.mapped(folder).records) == new.records
@@ -119,6 +129,50 @@ def test_an_earlier_starts_manifest_is_not_read_as_this_ones(tmp_path: Path) -> 
     moved = [str(elsewhere / Path(str(new[0])).name), *new[1:]]
     assert read_manifest(old) is not None
     assert read_manifest(moved) is None
+
+
+@pytest.mark.parametrize("mode", ["memmap", "blosc2"])
+def test_another_process_opens_the_first_ones_cache_and_looks_at_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.setattr(table, "LEAST", 1)
+    place = Workplace(tmp_path)
+    place.capability(mode=mode)
+    plugins = Plugins()
+    plugins.register(defaults, "core")
+    plugins.register(place.project, "rows")
+
+    def opened(**words: Any) -> Data:
+        setup = Setup(place.project, place.project.config, "demo", place.data, plugins)
+        return open_data(setup, place.said.append, **words)
+
+    first = opened(manifest=tmp_path / ".manifest")
+    told = json.dumps(manifest_place(first))
+    release(first.records)
+    place.decoded()
+    looked: list[str] = []
+    stat = identity._stat
+    monkeypatch.setattr(identity, "_stat", lambda path: looked.append(path) or stat(path))
+    other = opened(known=read_manifest(json.loads(told)))
+    assert not looked
+    assert place.decoded() == ["a0"]  # compared with what the cache holds of it
+    assert other.plan == first.plan
+    assert isinstance(first.store, PreparedStore)
+    assert isinstance(other.store, PreparedStore)
+    assert (other.store.folder, other.store.identity) == (first.store.folder, first.store.identity)
+    assert_holds_what_the_pipeline_gives(other.store, place.pipeline, place.records)
+
+    other.store.close()
+    first.store.close()
+    folder = other.store.folder
+    assert folder is not None
+    for harm in (lambda: flip_byte(folder / "array-0.bin"), lambda: shutil.rmtree(place.cache)):
+        harm()
+        place.decoded()
+        mended = opened(known=read_manifest(json.loads(told)))  # as on a machine with a cache folder of its own
+        assert sorted(set(place.decoded())) == ["a0", "b1", "c2", "d3"]
+        assert_holds_what_the_pipeline_gives(mended.store, place.pipeline, place.records)
+        mended.store.close()
 
 
 @pytest.mark.torch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -101,6 +103,14 @@ def test_a_memory_that_is_damaged_is_passed_over(server, tmp_path, content):
     found = marked(records(), remote(server), tmp_path, print)
     assert all(url.etag for record in found for url in record.files.values())
     assert replace(found[0]) == found[0]
+
+
+def test_the_file_of_an_earlier_version_goes_and_a_strangers_stays(tmp_path):
+    for schema, stays in (("objects (url TEXT PRIMARY KEY, etag TEXT) WITHOUT ROWID", False), ("objects (a)", True)):
+        with closing(sqlite3.connect(tmp_path / "objects.sqlite")) as database, database:
+            database.execute(f"CREATE TABLE {schema}")
+        marks.changed(tmp_path, lambda: iter([("s3://a/b", "1")]))
+        assert (tmp_path / "objects.sqlite").exists() == stays
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from("xyz")), max_size=6))

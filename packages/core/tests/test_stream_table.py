@@ -21,7 +21,7 @@ from runner_core.data.blocks import Chosen
 from runner_core.data.cache.identity import Identities, digest_json
 from runner_core.data.columns import Digests, Numbers, Same, Shapes, kept
 from runner_core.data.duplicates import find_duplicates, known_digests
-from runner_core.data.splits import split
+from runner_core.data.splits import read_lists, split
 from runner_core.data.stream import cache, local
 from runner_core.data.table import (
     RecordTable,
@@ -295,8 +295,9 @@ def test_a_key_that_is_there_twice_is_found():
 @pytest.mark.parametrize("many", [True, False])
 def test_a_long_split_is_read_as_any_other(tmp_path, monkeypatch, many):
     names = ["plain", 'wi\'th "quotes"', "line\nbreak", "\x1b[0m", "ß漢\u2028", "- a: b", "\udcff", " x ", "x\\y"]
+    names += ["tab\tin it", "\x7f\x85\u2028\ufeff", "\U000e0001\U000f0000", "\u2028"]
     own = [Record(f"{name}{n}", name, {}) for n in range(3) for name in names]
-    splits = {"train": [*range(18)], "validation": [*range(18, 27)], "test": []}
+    splits = {"train": [*range(26)], "validation": [*range(26, 39)], "test": []}
     monkeypatch.setattr(seen, "LEAST", 1 if many else 100)
     monkeypatch.setattr(seen, "_LONG", 0 if many else 1 << 20)
     seen.save_split(tmp_path, own, splits)
@@ -304,6 +305,8 @@ def test_a_long_split_is_read_as_any_other(tmp_path, monkeypatch, many):
         name: {text for n in numbers for text in (own[n].key, own[n].group)} for name, numbers in splits.items()
     }
     assert {name: set(texts) for name, texts in seen.read_split(tmp_path).items()} == expected
+    assert (seen._read_many(tmp_path / "split.yaml") is not None) == many
+    assert {name: set(texts) for name, texts in read_lists(tmp_path / "split.yaml").items()} == expected
     assert seen.kept_split(tmp_path, [*own, Record("new", "plain", {})]) == splits
     (tmp_path / "split.yaml").write_text("train: [a, b]\nvalidation: [c]\n")  # another hand's
     assert seen.read_split(tmp_path) == {"train": ["a", "b"], "validation": ["c"]}

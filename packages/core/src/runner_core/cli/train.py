@@ -31,6 +31,7 @@ from runner_core.cli.train_text import Phase, Phases, Unwritten, advice_if_slow,
 from runner_core.contract.setup import Data
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
+from runner_core.data.cache.storage import identities_of
 from runner_core.output.display import Display
 from runner_core.output.live import LiveReport
 from runner_core.output.runfolder import RunFolder
@@ -175,7 +176,8 @@ def _open(started: Started[Any], folder: RunFolder, display: Display, resume: bo
     data = open_data(setup, display.say, folder.path if resume else None, started.before, manifest=manifest)
     setup.team.share(manifest_place(data))  # the other processes may open the data now
     save_split(folder.path, data.records, data.splits)
-    save_contents(folder.path, Identities(cache_root(setup.config.cache.dir)), data.records, data.splits["train"])
+    index, identities = Identities(cache_root(setup.config.cache.dir)), identities_of(data.store)
+    save_contents(folder.path, index, data.records, data.splits["train"], identities)
     release(data.records)
     return data
 

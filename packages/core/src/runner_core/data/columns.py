@@ -159,6 +159,62 @@ class Digests(Column[str]):
         return self.digests[number].tobytes().hex()
 
 
+class SomeDigests(Column[str | None]):
+    """Texts of 32 hexadecimal digits or None, each in 16 bytes; 32 zeros are None.
+
+    >>> found = SomeDigests(["ab" * 16, None])
+    >>> found[1], None in found, found.hashes.tolist()
+    (None, True, [12370169555311111083, 0])
+    """
+
+    parts = ("digests",)
+    digests: Array
+
+    def __init__(self, texts: Iterable[str | None]) -> None:
+        self.digests = Digests(_NO_DIGEST if text is None else text for text in texts).digests
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def __iter__(self) -> Iterator[str | None]:
+        yield from (None if text == _NO_DIGEST else text for text in self._all)
+
+    def __contains__(self, text: object) -> bool:
+        return bool(len(self.missing)) if text is None else super().__contains__(text)
+
+    @property
+    def missing(self) -> Array:
+        """Numbers of those that are None, (missing,) int64."""
+        return np.flatnonzero(~self.digests.any(axis=1))
+
+    def filled(self, numbers: Array, others: SomeDigests) -> SomeDigests:
+        """Return a copy with these other ones at `numbers`."""
+        digests = np.array(self.digests)
+        digests[numbers] = others.digests
+        return self.over({"digests": digests})
+
+    @property
+    def complete(self) -> Digests | None:
+        """The same without copies, if none is None."""
+        return None if None in self else self._all
+
+    @property
+    def hashes(self) -> Array:
+        """64 bits of each, by which different ones differ, 0 for None: (digests,) uint64."""
+        return np.ascontiguousarray(self.digests[:, :8]).view(np.uint64).ravel()
+
+    @property
+    def _all(self) -> Digests:
+        return Digests.over({"digests": self.digests})
+
+    def at(self, number: int) -> str | None:
+        text = self.digests[number].tobytes().hex()
+        return None if text == _NO_DIGEST else text
+
+
+_NO_DIGEST = "0" * 32
+
+
 class Shapes(Column[tuple[int, ...]]):
     """Shapes of arrays, of up to 255 axes each.
 

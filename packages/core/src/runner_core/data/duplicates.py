@@ -27,6 +27,7 @@ from runner_core.base.text import counted
 from runner_core.contract import Finding
 from runner_core.contract.records import AnyRecord, Record
 from runner_core.data.cache.identity import Identities, files_below, identify
+from runner_core.data.columns import Digests, SomeDigests
 from runner_core.data.table import RecordTable, alike
 
 _SHOWN = 5
@@ -35,10 +36,21 @@ _MIDDLE = 16384
 _READERS = 16
 
 
-def known_digests(index: Identities, records: Sequence[AnyRecord]) -> Sequence[str | None]:
-    """Return digests of main files that were read when the cache was built, and None for the others."""
-    if isinstance(records, RecordTable) and records.counts.remote == records.counts.files:
-        return Etags(records)
+def known_digests(
+    index: Identities, records: Sequence[AnyRecord], identities: Digests | None = None
+) -> Sequence[str | None]:
+    """Return digests of main files that were read when the cache was built, and None for the others.
+
+    `identities` are those of the records, if they are known: they save looking for files that are all of a record.
+    """
+    if isinstance(records, RecordTable):
+        counts = records.counts
+        if counts.remote == counts.files:
+            return Etags(records)
+        if identities is not None and counts.single == counts.files == len(records) and not counts.doubtful:
+            return SomeDigests.over({"digests": identities.digests})
+        if not counts.remote:
+            return index.identities(records, main=True)
     places = [_path(record) if record.files else None for record in records]
     if all(isinstance(at, Url) for at in places):
         return [_etag(at) for at in places if isinstance(at, Url)]
@@ -153,7 +165,7 @@ def find_duplicates(
 
     `splits` maps split names to record numbers. Records made from the same file are not duplicates.
     """
-    same = alike(digests, digests.hashes if isinstance(digests, Etags) else None)
+    same = alike(digests, digests.hashes if isinstance(digests, (Etags, SomeDigests)) else None)
     wanted = {number for numbers in same for number in numbers}
     names = {n: side for side, numbers in splits.items() for n in numbers if n in wanted} if wanted else {}
     found = []

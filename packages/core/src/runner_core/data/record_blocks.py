@@ -6,7 +6,7 @@ Columns of many records hold the same value again and again (the group, the spli
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 from runner_core.base.location import Location, Url
 from runner_core.contract import Json
 from runner_core.contract.records import AnyRecord
+from runner_core.contract.values import Scalar
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _ALIKE = frozenset((str, bool, type(None)))
@@ -77,6 +78,16 @@ class RecordBlocks:
         urls = {role: Urls(*own) for role, own in places.items()} if isinstance(places, dict) else None
         plain, split = not any(columns[self._names.index("values")]), any(columns[self._names.index("split")])
         return Part(keys, groups if len(groups) == len(keys) else groups * len(keys), urls, plain, split)
+
+    def local(self, block: Any, count: int) -> Iterator[tuple[Sequence[tuple[str, str]], Mapping[str, Scalar]]]:
+        """Yield role and path of each file, and the values, of the `count` records of a block; none is at a URL."""
+        places, *columns = block
+        values = columns[self._names.index("values")]
+        if places == {}:  # no record has files
+            places = [()] * count
+        if isinstance(places, dict):
+            raise ValueError("the files of these records are at URLs")
+        yield from zip(places, values if len(values) == count else values * count, strict=True)
 
     def records(self, block: Any, keys: Sequence[str], rows: Sequence[int]) -> list[AnyRecord]:
         """Return the records in these rows of a block; `keys` are their keys."""

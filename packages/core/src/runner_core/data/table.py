@@ -7,7 +7,7 @@ a tenth. `save` writes them once, and all processes of a machine map the files.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -19,6 +19,7 @@ from runner_core.base.location import Url
 from runner_core.base.secrets import may_hold_secret
 from runner_core.contract import Array
 from runner_core.contract.records import AnyRecord, Record, at_url
+from runner_core.contract.values import Scalar
 from runner_core.data.blocks import ROWS, Blocks, Coded, Packing, Texts
 from runner_core.data.columns import Numbers
 from runner_core.data.record_blocks import Part, RecordBlocks
@@ -42,6 +43,8 @@ class Counts(NamedTuple):
     """More than 0 if any record has values, or a URL that may hold a secret."""
     divided: int = 0
     """More than 0 if any record has a split."""
+    single: int = 0
+    """Records of one file."""
 
 
 class Marks(NamedTuple):
@@ -51,6 +54,10 @@ class Marks(NamedTuple):
     """(files, 2): of each file's address, and of its ETag."""
     mains: Array
     """(records,): of the ETag and the size of each record's main file."""
+
+
+Local = tuple[Sequence[tuple[str, str]], Mapping[str, Scalar]]
+"""Role and path of each file of a record on this machine, and the record's values."""
 
 
 class RecordTable(Blocks[AnyRecord]):
@@ -107,6 +114,11 @@ class RecordTable(Blocks[AnyRecord]):
 
     def opened(self, block: int, rows: Sequence[int]) -> list[AnyRecord]:
         return self._blocks.records(self._block(block), self.keys.opened(block, rows), rows)
+
+    def local_files(self) -> Iterator[Local]:
+        """Yield the files and values of all records, none of them at a URL: no record is made."""
+        for block in range(len(self.ends) - 1):
+            yield from self._blocks.local(self._block(block), min(ROWS, len(self) - block * ROWS))
 
     def in_parts(self) -> Iterator[tuple[Part, range]]:
         """Yield all records by column, some at a time, with their numbers: no record is made."""
@@ -168,12 +180,14 @@ def _described(part: Part, records: Sequence[AnyRecord]) -> tuple[Counts, Marks 
         places = [place for record in records for place in record.files.values()]
         urls = [place for place in places if type(place) is Url]
         doubtful = sum(bool(record.values) for record in records) + sum(may_hold_secret(url.text) for url in urls)
-        return Counts(len(places), len(urls), sum(url.etag is None for url in urls), doubtful, part.divided), None
+        unmarked, single = sum(url.etag is None for url in urls), sum(len(record.files) == 1 for record in records)
+        return Counts(len(places), len(urls), unmarked, doubtful, part.divided, single), None
     roles = list(part.urls.values())
     texts = [text for urls in roles for text in urls.texts]
     etags = [etag for urls in roles for etag in urls.etags]
     doubtful = len(records) * (not part.plain or may_hold_secret("\n".join(texts)))
-    counts = Counts(len(texts), len(texts), etags.count(None), doubtful, part.divided)
+    single = len(records) if len(roles) == 1 else 0
+    counts = Counts(len(texts), len(texts), etags.count(None), doubtful, part.divided, single)
     if counts.unmarked:
         return counts, None
     files = np.stack([hashes_of(texts), hashes_of(etags)], axis=1)
@@ -251,6 +265,13 @@ def groups_of(records: Sequence[AnyRecord]) -> Coded:
 def files_of(records: Sequence[AnyRecord]) -> int:
     """Return the number of the records' files."""
     return records.counts.files if isinstance(records, RecordTable) else sum(len(record.files) for record in records)
+
+
+def local_files(records: Sequence[AnyRecord]) -> Iterator[Local]:
+    """Yield the files and values of all records, none of them at a URL."""
+    if isinstance(records, RecordTable) and records.objects is None:
+        return records.local_files()
+    return (([(role, str(path)) for role, path in record.files.items()], record.values) for record in records)
 
 
 def any_at_url(records: Sequence[AnyRecord]) -> bool:

@@ -33,6 +33,8 @@ from runner_core.data.cache import is_streaming
 from runner_core.data.cache.build import run_all
 from runner_core.data.cache.folder import cache_root
 from runner_core.data.cache.identity import Identities
+from runner_core.data.cache.prepared import PreparedCache
+from runner_core.data.cache.storage import identities_of
 from runner_core.data.columns import Numbers
 from runner_core.data.duplicates import find_duplicates, known_digests, read_digests, suspected_digests
 from runner_core.data.phantoms import phantom_folder
@@ -236,9 +238,9 @@ def open_data(
         found = _divided(setup, say, records, run, before)
         if manifest is not None:
             found = found.mapped(manifest)
-    plan, store = _stored(setup, say, found.records, folder)
+    plan, store = _stored(setup, say, found, folder)
     if known is None:
-        _warn_of_faults(setup, say, found, plan, left_out)
+        _warn_of_faults(setup, say, found, store, plan, left_out)
     with kept_phantom(setup, folder):
         statistics = setup.project.fit(store, found.splits["train"])
     records = getattr(store, "records", found.records)  # a streamed store has them in less memory
@@ -261,23 +263,31 @@ def _divided(
     return Manifest(records, splits, validated, groups)
 
 
-def _stored(setup: Setup, say: Say, records: Sequence[AnyRecord], folder: Location) -> tuple[CachePlan, Store]:
-    """Announce, build and open the cache of the records."""
-    cache = setup.cache(records)
-    plan = cache.plan(RecordPipeline.of(setup), records)
+def _stored(setup: Setup, say: Say, found: Manifest, folder: Location) -> tuple[CachePlan, Store]:
+    """Announce, build and open the cache of the records, or open the one that another process has opened."""
+    records = found.records
+    cache, pipeline = setup.cache(records), RecordPipeline.of(setup)
+    if found.opened is not None and isinstance(cache, PreparedCache):
+        if found.opened.plan.device_bytes:
+            refuse_what_no_device_holds(found.opened.plan, setup.device)
+        if (store := cache.reopen(pipeline, records, found.opened)) is not None:
+            return found.opened.plan, store
+    plan = cache.plan(pipeline, records)
     if plan.device_bytes:
         refuse_what_no_device_holds(plan, setup.device)
     say(describe_plan(plan))
     try:
-        return plan, cache.open(RecordPipeline.of(setup), records, say)
+        return plan, cache.open(pipeline, records, say)
     except DataErrors:  # other errors concern the cache, not the data
         with kept_phantom(setup, folder):
             raise
 
 
-def _warn_of_faults(setup: Setup, say: Say, found: Manifest, plan: CachePlan, left_out: Sequence[Finding]) -> None:
+def _warn_of_faults(
+    setup: Setup, say: Say, found: Manifest, store: Store, plan: CachePlan, left_out: Sequence[Finding]
+) -> None:
     """Refuse or report duplicates, and warn of what looks wrong."""
-    for line in refuse_duplicates(setup, found.records, found.splits):
+    for line in refuse_duplicates(setup, found.records, found.splits, store):
         say(line)
     numbers = np.concatenate([np.asarray(found.splits[side], np.int64) for side in ("train", "validation")])
     used = Chosen(found.records, Numbers(numbers))
@@ -305,14 +315,19 @@ def records_seen(setup: Setup, before: History, records: Sequence[AnyRecord], sa
     return found
 
 
-def refuse_duplicates(setup: Setup, records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]]) -> list[str]:
+def refuse_duplicates(
+    setup: Setup, records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]], store: Store
+) -> list[str]:
     """Return warnings about duplicate scans; raise BadInput if duplicates are in different splits.
 
     This uses digests of files that the cache has already read. Streamed files have not been read yet, so only those
     that look alike are read.
     """
     index = Identities(cache_root(setup.config.cache.dir))
-    digests = (suspected_digests if is_streaming(setup.config, records) else known_digests)(index, records)
+    if is_streaming(setup.config, records):
+        digests = suspected_digests(index, records)
+    else:
+        digests = known_digests(index, records, identities_of(store))
     found = find_duplicates(records, digests, splits)
     if errors := [finding.message for finding in found if finding.level == "error"]:
         raise BadInput("\n".join(errors))

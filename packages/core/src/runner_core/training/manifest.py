@@ -1,7 +1,8 @@
 """What opening the data found (records, their split), as files that all processes of a machine map into memory.
 
-The first process lists the data and writes them; the others are told where, and list nothing. The files are plain .npy
-columns: rows of records are compressed there, which columns of Arrow that are mapped cannot be.
+The first process lists the data and writes them. The others are told where, and which cache it opened, and list
+nothing. The files are plain .npy columns: rows of records are compressed there, which columns of Arrow that are mapped
+cannot be.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from runner_core.contract import CachePlan
 from runner_core.contract.records import AnyRecord
 from runner_core.contract.setup import Data
 from runner_core.contract.values import Json
+from runner_core.data.cache.prepared import Opened
+from runner_core.data.cache.storage import PreparedStore
 from runner_core.data.columns import Numbers
 from runner_core.data.table import RecordTable, compact, open_table
 
@@ -35,6 +39,8 @@ class Manifest:
     validated: Sequence[int]
     groups: Mapping[str, int]
     """Number of groups of each split."""
+    opened: Opened | None = None
+    """The cache of the records that the first process has opened; None if it is in no folder."""
 
     def mapped(self, folder: Path) -> Manifest:
         """Return the same, mapped from files below `folder` if the records are many; else, or on a full disk, this one.
@@ -67,7 +73,7 @@ def manifest_place(data: Data) -> Json:
     """Return where other processes find the manifest of the data; None if it is in this process's memory."""
     if not isinstance(data.records, RecordTable) or data.records.folder is None:
         return None
-    return [str(data.records.folder), data.records.kind, dict(data.groups)]
+    return [str(data.records.folder), data.records.kind, dict(data.groups), _opened(data)]
 
 
 def read_manifest(place: Json) -> Manifest | None:
@@ -75,7 +81,8 @@ def read_manifest(place: Json) -> Manifest | None:
     if place is None:
         return None
     try:
-        return _read(*_checked(place))
+        folder, kind, groups, opened = _checked(place)
+        return replace(_read(folder, kind, groups), opened=opened)
     except (OSError, ValueError, ImportError):
         return None
 
@@ -109,9 +116,21 @@ def removed_at_the_end(folder: Path, alone: bool) -> Iterator[None]:
     remove_manifest(folder)
 
 
-def _checked(place: Any) -> tuple[Path, str, dict[str, int]]:
-    folder, kind, groups = place
-    return Path(str(folder)), str(kind), {str(name): int(count) for name, count in groups.items()}
+def _opened(data: Data) -> Json:
+    store, plan = data.store, data.plan
+    if not isinstance(store, PreparedStore) or store.folder is None or plan is None:
+        return None
+    found = {**asdict(plan), "folder": None if plan.folder is None else str(plan.folder), "notes": list(plan.notes)}
+    return [str(store.folder), store.identity, found]
+
+
+def _checked(place: Any) -> tuple[Path, str, dict[str, int], Opened | None]:
+    folder, kind, groups, opened = place
+    if opened is not None:
+        at, identity, plan = opened
+        below = None if plan["folder"] is None else Path(plan["folder"])
+        opened = Opened(Path(at), identity, CachePlan(**(plan | {"folder": below, "notes": tuple(plan["notes"])})))
+    return Path(str(folder)), str(kind), {str(name): int(count) for name, count in groups.items()}, opened
 
 
 def _read(folder: Path, kind: str, groups: Mapping[str, int]) -> Manifest:

@@ -23,7 +23,7 @@ from runner_core.base.writing import replace_json, whole_file
 from runner_core.contract.records import AnyRecord
 from runner_core.data.blocks import Chosen
 from runner_core.data.cache.identity import Identities
-from runner_core.data.columns import Numbers
+from runner_core.data.columns import Digests, Numbers
 from runner_core.data.duplicates import Etags, known_digests
 from runner_core.data.splits import SPLITS, read_lists
 from runner_core.data.table import LEAST, RecordTable, groups_of, hashes_of, keys_of
@@ -72,12 +72,15 @@ def _yaml_lists(records: Sequence[AnyRecord], splits: Mapping[str, Sequence[int]
             if "".join(some).isprintable():
                 yield "".join([f"- {_quoted(name)}\n" for name in some])
             else:
-                yield from (
-                    yaml.safe_dump([name]) if not name.isprintable() else f"- {_quoted(name)}\n" for name in some
-                )
+                yield "".join([f"- {_escaped(name)}\n" for name in some])
 
 
 _quoted = json.encoder.encode_basestring
+
+
+def _escaped(name: str) -> str:
+    """Quote a name so that JSON and YAML read the same: YAML takes no other unprintable characters as they are."""
+    return "".join([c if c.isprintable() or c > "\uffff" else f"\\u{ord(c):04x}" for c in _quoted(name)])
 
 
 def read_split(run: Path) -> SavedSplit | None:
@@ -149,17 +152,26 @@ def kept_split(run: Path, records: Sequence[AnyRecord]) -> dict[str, Sequence[in
 CONTENTS_FILE = "contents.json"
 
 
-def save_contents(run: Path, index: Identities, records: Sequence[AnyRecord], training: Sequence[int]) -> None:
-    """Write digests of the training records' main files at the run's first start, as far as the cache knows them."""
+def save_contents(
+    run: Path,
+    index: Identities,
+    records: Sequence[AnyRecord],
+    training: Sequence[int],
+    identities: Digests | None = None,
+) -> None:
+    """Write digests of the training records' main files at the run's first start, as far as the cache knows them.
+
+    `identities` are for `known_digests`.
+    """
     path = run / CONTENTS_FILE
     if path.exists():
         return
     try:
         if len(training) < LEAST:
-            replace_json(path, {"train": dict(_known(index, records, training))})
+            replace_json(path, {"train": dict(_known(index, records, training, identities))})
             return
         with whole_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            known, between = _known(index, records, training), '{"train": {'
+            known, between = _known(index, records, training, identities), '{"train": {'
             while some := dict(islice(known, 1 << 12)):
                 file.write(between + without_secrets(json.dumps(some)[1:-1]))
                 between = ", "
@@ -168,14 +180,21 @@ def save_contents(run: Path, index: Identities, records: Sequence[AnyRecord], tr
         raise BadInput(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def _known(index: Identities, records: Sequence[AnyRecord], training: Sequence[int]) -> Iterator[tuple[str, str]]:
+def _known(
+    index: Identities, records: Sequence[AnyRecord], training: Sequence[int], identities: Digests | None
+) -> Iterator[tuple[str, str]]:
     """Yield keys and digests of the training records whose digests are known."""
-    if isinstance(records, RecordTable) and isinstance(digests := known_digests(index, records), Etags):
+    if isinstance(records, RecordTable):
         trained = np.zeros(len(records), np.bool_)
         trained[np.asarray(training, np.int64)] = True
-        for keys, own, numbers in digests.in_parts():
-            wanted = trained[numbers.start : numbers.stop].tolist()
-            yield from ((key, digest) for key, digest, want in zip(keys, own, wanted, strict=True) if want and digest)
+        digests = known_digests(index, records, identities)
+        if isinstance(digests, Etags):
+            for keys, own, numbers in digests.in_parts():
+                wanted = trained[numbers.start : numbers.stop].tolist()
+                yield from ((k, digest) for k, digest, want in zip(keys, own, wanted, strict=True) if want and digest)
+        else:
+            each = zip(records.keys, digests, trained.tolist(), strict=True)
+            yield from ((key, digest) for key, digest, want in each if want and digest)
         return
     chosen = Chosen(records, training)
     for record, digest in zip(chosen, known_digests(index, chosen), strict=True):

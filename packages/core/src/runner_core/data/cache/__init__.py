@@ -6,6 +6,7 @@ storage       what an extension that stores arrays implements; prepared arrays o
 verification  an opened cache checked: its bytes in the background, one record prepared anew
 build         preparing in parallel, writing (flat files and blosc2), reading back, renaming
 choose        the size of a cache, and the mode that fits
+survey        what is prepared already of some records
 prepared      the capability: plan, build what is missing, open
 manage        list, verify, prune
 """
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 
 def is_streaming(config: RunConfig, records: Sequence[AnyRecord]) -> bool:
     """Return True if these records are fetched as they are used."""
-    from runner_core.contract.records import at_url
+    from runner_core.data.table import any_at_url
 
-    return config.cache.mode == "stream" or (config.cache.mode == "auto" and any(map(at_url, records)))
+    return config.cache.mode == "stream" or (config.cache.mode == "auto" and any_at_url(records))
 
 
 def default_cache(project: Project, config: RunConfig, records: Sequence[AnyRecord] = ()) -> Cache:

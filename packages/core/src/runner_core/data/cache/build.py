@@ -36,7 +36,7 @@ from runner_core.data.cache.folder import (
     unwritable,
     write_meta,
 )
-from runner_core.data.cache.identity import Identities, Known, identify, unchanged
+from runner_core.data.cache.identity import FileMark, Identities, Known, identify, unchanged
 from runner_core.data.cache.storage import (
     BLOCK,
     ArrayFile,
@@ -332,14 +332,16 @@ def _results(workers: Workers, tasks: Iterator[Any], ahead: int) -> Iterator[Any
 class Builder:
     """Builds one cache below `parent`; the caller holds the build lock.
 
-    `known` (None for unknown records), `reuse` (record number → open store and number in it) and `ahead` (record number
-    → what returns the arrays and meta of a record that was prepared ahead, None if it is damaged) refer to `records`.
+    `identities` (None for unknown records), `known` (record number → what is known of one to prepare), `reuse` (record
+    number → open store and number in it) and `ahead` (record number → what returns the arrays and meta of a record that
+    was prepared ahead, None if it is damaged) refer to `records`.
     """
 
     parent: Path
     pipeline: Pipeline
     records: Sequence[Record]
-    known: list[Known | None]
+    identities: list[str | None]
+    known: Mapping[int, Known]
     reuse: Mapping[int, tuple[PreparedStore, int]]
     ahead: Mapping[int, Callable[[], tuple[Arrays, Mapping[str, Json]] | None]]
     storage: Storage
@@ -348,6 +350,7 @@ class Builder:
     max_bytes: float
     needs: str
     """The space needed according to the plan, for the message if the disk is full after all."""
+    _marks: list[FileMark] = field(default_factory=list, init=False)
 
     def build(self, say: Say) -> Path:
         """Return the finished folder; raise DataErrors, OutOfSpace or BadInput, and then leave nothing on the disk."""
@@ -368,7 +371,7 @@ class Builder:
             raise self._disk_error(error) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            self.index.remember(mark for known in self.known if known for mark in known.marks)
+            self.index.remember(self._marks)
 
     def _write(self, temporary: Path, say: Say) -> CacheMeta:
         writers: dict[str, ArrayWriter] = {}
@@ -394,7 +397,7 @@ class Builder:
             settings=self.pipeline.settings,
             format=self.storage.name,
             keys=[r.key for r in self.records],
-            identities=[known.identity for known in self.known if known],
+            identities=[identity for identity in self.identities if identity is not None],
             meta=meta,
             arrays={name: writer.finish() for name, writer in writers.items()},
         )
@@ -402,7 +405,7 @@ class Builder:
     def _in_order(self, temporary: Path, say: Say) -> Generator[Any]:
         """Yield (arrays, meta) or an error message for each record, in order."""
         numbers = [i for i in range(len(self.records)) if i not in self.reuse and i not in self.ahead]
-        tasks = [Task(i, self.records[i], self.known[i]) for i in numbers]
+        tasks = [Task(i, self.records[i], self.known.get(i)) for i in numbers]
         work, early = Prepare(self.pipeline, temporary), dict[int, Outcome]()
         with (
             run_all(work, tasks, min(self.processes, len(tasks))) as outcomes,
@@ -414,7 +417,7 @@ class Builder:
                     yield {name: a.read(there) for name, a in store.arrays.items()}, store.meta[there]
                     continue
                 if number in self.ahead:
-                    task = Task(number, self.records[number], self.known[number])
+                    task = Task(number, self.records[number], self.known.get(number))
                     yield self.ahead[number]() or self._result(work(task))
                     continue
                 while number not in early:
@@ -428,7 +431,9 @@ class Builder:
             raise OSError(errno.ENOSPC, "No space left on device")
         if outcome.error:
             return outcome.error
-        self.known[outcome.number] = outcome.known
+        assert outcome.known is not None
+        self.identities[outcome.number] = outcome.known.identity
+        self._marks += outcome.known.marks
         arrays = {name: part.load() for name, part in outcome.parts.items()}
         for part in outcome.parts.values():
             if part.path is not None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,6 +23,7 @@ from runner_core.base.progress import progress
 from runner_core.base.text import counted
 from runner_core.contract import CachePlan, Pipeline, Store
 from runner_core.contract.records import AnyRecord, Record, at_url
+from runner_core.data.blocks import Chosen
 from runner_core.data.cache.ahead import Ahead, prepare_ahead, read_ahead
 from runner_core.data.cache.build import BLOSC2, FLAT, Builder, Prepare, Task, run_all
 from runner_core.data.cache.choose import STORAGES, Estimator, Size, choose_mode
@@ -31,7 +31,6 @@ from runner_core.data.cache.folder import (
     Damaged,
     Say,
     build_lock,
-    cache_folder,
     cache_root,
     caches,
     read_meta,
@@ -42,7 +41,10 @@ from runner_core.data.cache.folder import (
 )
 from runner_core.data.cache.identity import FileMark, Identities, Known, identify
 from runner_core.data.cache.storage import LiveArray, LiveRecords, PreparedStore, Storage, store_identity
+from runner_core.data.cache.survey import Survey, storage_name, survey_records
 from runner_core.data.cache.verification import AT_OPEN, differing, stale
+from runner_core.data.columns import Numbers, SomeDigests
+from runner_core.data.table import RecordTable, any_at_url
 
 if TYPE_CHECKING:
     from runner_core.config import CacheConfig
@@ -55,49 +57,25 @@ A new process needs one to two seconds to import a project and its readers.
 """
 
 
-@dataclass(frozen=True)
-class Survey:
-    """The prepared arrays that exist already.
+class Opened(NamedTuple):
+    """A cache that a process has opened, for others that train on the same records."""
 
-    `built` holds the finished cache of exactly these records, by storage. `ready` maps a record number to the folder
-    and the number in it that hold its prepared arrays, in any cache of these settings.
-    """
-
-    parent: Path
-    known: list[Known | None]
-    built: Mapping[str, Path]
-    ready: Mapping[int, tuple[Path, int]]
-    ahead: Mapping[int, Path]
-    """Record number → file of a record that was prepared ahead and is in no cache."""
-
-    def left(self, numbers: Iterable[int]) -> list[int]:
-        """Return those of the records that must be prepared."""
-        return [number for number in numbers if number not in self.ready and number not in self.ahead]
+    folder: Path
+    identity: str
+    plan: CachePlan
 
 
-class _Whole(Mapping[int, tuple[Path, int]]):
-    """`Survey.ready` if a cache has exactly these records: each is there under its own number."""
+def _kept(records: Sequence[Record]) -> Sequence[Record]:
+    """Return what `_same` can compare later, whatever becomes of a list of records meanwhile."""
+    return records if isinstance(records, RecordTable) else list(records)
 
-    def __init__(self, folder: Path, records: int) -> None:
-        self._folder, self._numbers = folder, range(records)
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._numbers)
-
-    def __contains__(self, number: object) -> bool:
-        return number in self._numbers
-
-    def __getitem__(self, number: int) -> tuple[Path, int]:
-        if number not in self._numbers:
-            raise KeyError(number)
-        return self._folder, number
+def _same(kept: Sequence[Record], records: Sequence[Record]) -> bool:
+    return kept is records if isinstance(records, RecordTable) else kept == list(records)
 
 
 class _Planned(NamedTuple):
-    records: list[Record]
+    records: Sequence[Record]
     survey: Survey
     plan: CachePlan
     size: Size
@@ -139,7 +117,7 @@ class PreparedCache:
             folder=survey.parent,
             notes=(why,) if why else (),
         )
-        self._planned = _Planned(list(records), survey, plan, size)
+        self._planned = _Planned(_kept(records), survey, plan, size)
         return plan
 
     def open(self, pipeline: Pipeline, records: Sequence[Record], say: Say) -> Store:
@@ -153,14 +131,33 @@ class PreparedCache:
         parent = survey.parent
         with build_lock(parent, say):
             remove_leftovers(parent)
-            survey = self._survey(pipeline, records, survey.known)
-            if None in survey.known and (caches(parent) or Ahead(parent).folder.is_dir()):
+            survey = self._survey(pipeline, records, survey.identities)
+            if None in survey.identities and (caches(parent) or Ahead(parent).folder.is_dir()):
                 survey = self._read_unknown(pipeline, records, survey, say)
             # another process may have built it meanwhile
             store = self._open_built(pipeline, records, survey, plan.mode, say)
             if store is None:
                 store = self._open(self._build(pipeline, records, survey, plan, say), plan.mode)
             return store
+
+    def reopen(self, pipeline: Pipeline, records: Sequence[Record], opened: Opened) -> PreparedStore | None:
+        """Open the cache that another process has opened for these records, without looking at the records' files.
+
+        Return None if it is not there, not the same, or damaged: `plan` and `open` then do all the work.
+        """
+        folder = opened.folder
+        if folder.parent != settings_folder(self._root, pipeline.settings):
+            return None
+        if self._storage(opened.plan.mode).name != storage_name(folder):
+            return None
+        try:
+            store = self._open_checked(pipeline, records, folder, opened.plan.mode)
+        except (Damaged, OSError):
+            return None
+        if store.identity != opened.identity:
+            store.close()
+            return None
+        return store
 
     @property
     def prepares_ahead(self) -> bool:
@@ -183,7 +180,8 @@ class PreparedCache:
             left = survey.left(own)
             if done := len(own) - len(left):
                 say(f"{done} of {counted(len(own), 'record')} ready already")
-            tasks = [Task(number, records[number], survey.known[number]) for number in left]
+            known = self._known(records, survey, left)
+            tasks = [Task(number, records[number], known.get(number)) for number in left]
             processes = min(self._processes(len(left)), len(left))
             space = size.plain * len(left) // len(records), plan.disk_bytes
             prepare_ahead(survey.parent, pipeline, tasks, processes, space, self._index, say)
@@ -191,7 +189,7 @@ class PreparedCache:
             remove_leftovers(survey.parent)
             survey = self._survey(pipeline, records)
             there = len(survey.ready) + len(Ahead(survey.parent).files())
-            if None in survey.known and there >= len(records):  # another machine may have prepared them, by other paths
+            if None in survey.identities and there >= len(records):  # prepared elsewhere, maybe by other paths
                 survey = self._read_unknown(pipeline, records, survey, say)
             if name in survey.built:
                 return survey.built[name], []
@@ -200,7 +198,8 @@ class PreparedCache:
             return self._build(pipeline, records, survey, plan, say), []
 
     def _refuse_urls(self, records: Sequence[AnyRecord]) -> None:
-        if remote := next(filter(at_url, records), None):
+        if any_at_url(records):
+            remote = next(filter(at_url, records))
             url = next(place for place in remote.files.values() if isinstance(place, Url))
             cache = "the cache of an extension" if self._own else f"cache.mode {self._config.mode}"
             raise BadInput(
@@ -224,58 +223,27 @@ class PreparedCache:
         """Return the last plan, once, if it is for these records, so that their files are not inspected again."""
         parent = settings_folder(self._root, pipeline.settings)
         planned, self._planned = self._planned, None
-        if planned is None or planned.survey.parent != parent or planned.records != list(records):
+        if planned is None or planned.survey.parent != parent or not _same(planned.records, records):
             self.plan(pipeline, records)
             planned, self._planned = self._planned, None
             assert planned is not None
         return planned
 
     def _survey(
-        self, pipeline: Pipeline, records: Sequence[Record], known: Sequence[Known | None] | None = None
+        self,
+        pipeline: Pipeline,
+        records: Sequence[Record],
+        identities: SomeDigests | None = None,
+        without: Container[Path] = (),
     ) -> Survey:
-        """Find what exists; `known` is from an earlier survey, and only files of other records are inspected."""
         parent = settings_folder(self._root, pipeline.settings)
-        found = list(known or [None] * len(records))
-        unknown = [i for i, k in enumerate(found) if k is None]
-        for i, now in zip(unknown, self._index.lookup([records[i] for i in unknown]), strict=True):
-            found[i] = now
-        identities = [k and k.identity for k in found]
-        built: dict[str, Path] = {}
-        if None not in identities:
-            keys = [r.key for r in records]
-            folders = {name: cache_folder(parent, keys, [str(i) for i in identities], name) for name in self._storages}
-            built = {name: folder for name, folder in folders.items() if folder.exists()}
-        for folder in built.values():
-            with suppress(Damaged):
-                read_meta(folder)
-                return Survey(parent, found, built, _Whole(folder, len(records)), {})
-        there: dict[tuple[str, str], tuple[Path, int]] = {}
-        for folder in caches(parent):
-            if _storage_name(folder) not in self._storages:
-                continue
-            with suppress(Damaged):
-                meta = read_meta(folder)
-                pairs = zip(meta.keys, meta.identities, strict=True)
-                there |= {pair: (folder, number) for number, pair in enumerate(pairs)}
-        ready = {
-            number: there[record.key, identity]
-            for number, (record, identity) in enumerate(zip(records, identities, strict=True))
-            if identity is not None and (record.key, identity) in there
-        }
-        ahead = self._ahead(parent, records, identities, ready)
-        return Survey(parent, found, built, ready, ahead)
+        return survey_records(parent, records, self._index, self._storages, identities, without)
 
-    def _ahead(
-        self, parent: Path, records: Sequence[Record], identities: Sequence[str | None], ready: Container[int]
-    ) -> dict[int, Path]:
-        files, found = Ahead(parent), dict[int, Path]()
-        if files.folder.is_dir():
-            for number, (record, identity) in enumerate(zip(records, identities, strict=True)):
-                if identity is not None and number not in ready:
-                    file = files.file(record.key, identity)
-                    if file.is_file():
-                        found[number] = file
-        return found
+    def _known(self, records: Sequence[Record], survey: Survey, numbers: Iterable[int]) -> dict[int, Known]:
+        """Return what is known of records that must be prepared, by their numbers."""
+        there = [number for number in numbers if survey.identities[number] is not None]
+        known = self._index.lookup(Chosen(records, there))
+        return {number: own for number, own in zip(there, known, strict=True) if own is not None}
 
     def _size(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey) -> Size:
         for name, folder in survey.built.items():
@@ -290,15 +258,7 @@ class PreparedCache:
         if folder is None:
             return None
         try:
-            store = self._open(folder, mode)
-            try:
-                if store.verification is not None:
-                    store.verification.for_seconds(math.inf if store.device else AT_OPEN)
-                _refuse_stale(pipeline, records[0], store, 0)
-            except BaseException:
-                store.close()
-                raise
-            return store
+            return self._open_checked(pipeline, records, folder, mode)
         except Damaged as error:
             if why_not := remove(folder):
                 raise BadInput(
@@ -309,20 +269,32 @@ class PreparedCache:
             pass
         return None
 
+    def _open_checked(self, pipeline: Pipeline, records: Sequence[Record], folder: Path, mode: str) -> PreparedStore:
+        """Open a cache and begin to verify it; raise Damaged, OSError, or BadInput if its arrays are not today's."""
+        store = self._open(folder, mode)
+        try:
+            if store.verification is not None:
+                store.verification.for_seconds(math.inf if store.device else AT_OPEN)
+            _refuse_stale(pipeline, records[0], store, 0)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
     def _read_unknown(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, say: Say) -> Survey:
         """Hash files whose time or path changed, because their content may already be in a cache."""
-        unknown = [r for r, known in zip(records, survey.known, strict=True) if known is None]
+        unknown = Chosen(records, Numbers(survey.identities.missing))
         with progress("reading files", len(unknown), say) as advance, ThreadPoolExecutor(4) as threads:
             for marks in threads.map(_marks_if_readable, unknown):
                 self._index.remember(marks)
                 advance()
-        return self._survey(pipeline, records, survey.known)
+        return self._survey(pipeline, records, survey.identities)
 
     # ------------------------------------------------------------ building
 
     def _build(self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, plan: CachePlan, say: Say) -> Path:
-        stores = self._sound_sources(survey, say)
-        reuse = {n: (stores[folder], there) for n, (folder, there) in survey.ready.items() if folder in stores}
+        survey, stores = self._sources(pipeline, records, survey, say)
+        reuse = {n: (stores[folder], there) for n, (folder, there) in survey.ready.items()}
         if reuse:
             are = "is" if len(reuse) == 1 else "are"
             say(f"{len(reuse)} of {counted(len(records), 'record')} {are} copied from a cache with the same settings")
@@ -330,7 +302,8 @@ class PreparedCache:
             parent=survey.parent,
             pipeline=pipeline,
             records=records,
-            known=list(survey.known),
+            identities=list(survey.identities),
+            known=self._known(records, survey, [n for n in range(len(records)) if n not in reuse]),
             reuse=reuse,
             ahead={number: partial(read_ahead, file) for number, file in survey.ahead.items()},
             storage=self._storage(plan.mode),
@@ -351,21 +324,27 @@ class PreparedCache:
             for store in stores.values():
                 store.close()
 
-    def _sound_sources(self, survey: Survey, say: Say) -> dict[Path, PreparedStore]:
-        """Return the opened caches to copy from.
+    def _sources(
+        self, pipeline: Pipeline, records: Sequence[Record], survey: Survey, say: Say
+    ) -> tuple[Survey, dict[Path, PreparedStore]]:
+        """Return the opened caches to copy from, and the survey of what they and no damaged ones hold.
 
         Their checksums are verified first, because a copy would hide damage for good.
         """
-        stores = {}
-        for folder in {folder for folder, _ in survey.ready.values()}:
-            try:
-                verify(folder)
-                stores[folder] = PreparedStore.open(folder, self._storages[_storage_name(folder)])
-            except Damaged as error:
-                say(f"{error}. Nothing is copied from it")
-            except OSError:  # pruned by another process since the survey
-                continue
-        return stores
+        stores, lost = dict[Path, PreparedStore](), set[Path]()
+        while folders := {folder for folder, _ in survey.ready.values()} - stores.keys():
+            for folder in folders:
+                try:
+                    verify(folder)
+                    stores[folder] = PreparedStore.open(folder, self._storages[storage_name(folder)])
+                except Damaged as error:
+                    say(f"{error}. Nothing is copied from it")
+                    lost.add(folder)
+                except OSError:  # pruned by another process since the survey
+                    lost.add(folder)
+            if lost:  # the same records may be in other caches
+                survey = self._survey(pipeline, records, survey.identities, lost)
+        return survey, stores
 
     def _processes(self, records: int) -> int:
         """Return `cache.workers`, or one process per core, or 1 if the work is done before others have started."""
@@ -411,10 +390,6 @@ def _refuse_stale_ahead(pipeline: Pipeline, record: Record, file: Path) -> None:
         return
     if found is not None and (other := differing(prepared, found.arrays)):
         raise stale(file.parent.parent, pipeline, record, other)
-
-
-def _storage_name(cache: Path) -> str:
-    return cache.suffix.removeprefix(".")
 
 
 def _marks_if_readable(record: Record) -> Sequence[FileMark]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from runner_core.base.workers import SharedMemory
-from runner_core.contract import Array, Json, Pipeline, StoredArray
+from runner_core.contract import Array, Json, Pipeline, Store, StoredArray
 from runner_core.contract.records import Record
 from runner_core.data import columns
 from runner_core.data.cache.folder import (
@@ -115,9 +115,12 @@ class PreparedStore:
         *,
         device: bool = False,
         folder: Path | None = None,
+        identities: columns.Digests | None = None,
     ) -> None:
         self.keys, self.meta, self.arrays, self.identity = keys, meta, arrays, identity
         self.device, self.folder = device, folder
+        self.identities = identities
+        """The records' identities, if they are many."""
         self.verification: Verification | None = None
         """Blocks of the files still to be verified; None if all are verified or no files are read."""
         self._lock: int | None = None
@@ -132,7 +135,8 @@ class PreparedStore:
             arrays = {
                 name: storage.open(folder / a.file, np.dtype(a.dtype), a.shapes) for name, a in meta.arrays.items()
             }
-            store = cls(meta.keys, meta.meta, arrays, identity, device=device, folder=folder)
+            known = meta.identities if isinstance(meta.identities, columns.Digests) else None
+            store = cls(meta.keys, meta.meta, arrays, identity, device=device, folder=folder, identities=known)
             if not _verified_in_memory(folder, meta, arrays):
                 store.verification = Verification(folder, blocks_of(folder, meta))
         except BaseException:
@@ -155,7 +159,12 @@ class PreparedStore:
 
     def __getstate__(self) -> dict[str, Any]:
         # The parent's lock and verification also cover its workers.
-        return self.__dict__ | {"_lock": None, "verification": None}
+        return self.__dict__ | {"_lock": None, "verification": None, "identities": None}
+
+
+def identities_of(store: Store) -> columns.Digests | None:
+    """Return the identities of the records of a store, in their order, if they are many and it knows them."""
+    return store.identities if isinstance(store, PreparedStore) else None
 
 
 def _verified_in_memory(folder: Path, meta: CacheMeta, arrays: Mapping[str, StoredArray]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from runner_core.data.columns import map_array, save_array
 from runner_core.data.table import hash_text
 
 FILE = "objects.npy"
+_FORMER = "objects.sqlite"
+"""Where earlier versions kept the same."""
 
 
 def changed(root: Path, etags: Callable[[], Iterator[tuple[str, str]]], known: Array | None = None) -> tuple[int, str]:
@@ -27,6 +30,7 @@ def changed(root: Path, etags: Callable[[], Iterator[tuple[str, str]]], known: A
     if now is None:
         flat = chain.from_iterable((hash_text(url), hash_text(etag)) for url, etag in etags())
         now = np.fromiter(flat, np.uint64).reshape(-1, 2)
+    _remove_former(root / _FORMER)
     before = _read(root / FILE)
     places = np.minimum(np.searchsorted(before[:, 0], now[:, 0]), max(0, len(before) - 1))
     there = before[places, 0] == now[:, 0] if len(before) else np.zeros(len(now), np.bool_)
@@ -46,6 +50,15 @@ def _read(file: Path) -> Array:
         found = np.empty(0)
     fits = found.ndim == 2 and found.shape[1] == 2 and found.dtype == np.uint64
     return found if fits else np.empty((0, 2), np.uint64)
+
+
+def _remove_former(file: Path) -> None:
+    """Remove the file of an earlier version; another one of that name stays."""
+    with suppress(OSError):
+        with file.open("rb") as former:
+            head = former.read(4096)
+        if head.startswith(b"SQLite format 3") and b"objects (url TEXT PRIMARY KEY, etag TEXT)" in head:
+            file.unlink()
 
 
 def _write(file: Path, before: Array, now: Array) -> None:
