@@ -283,7 +283,7 @@ def default() -> ScrollConfig:
     config.train.weight_decay = 1e-2
     config.train.clip = 1.0
     config.train.ema = 0.999
-    config.train.channels_last = "on"  # avoids pytorch#166122; not measured on a GPU
+    config.train.channels_last = "on"  # avoids pytorch#166122; not measured on a GPU (docs/presets.md)
     config.checkpoint.every_steps = 500
     return config
 

@@ -175,6 +175,7 @@ def _met(row: KnownBad) -> str:
         (row.compile, "train.compile is on"),
         (row.compute, f"precision {' or '.join(row.compute)}"),
         (row.layers, " or ".join(row.layers)),
+        (row.channels_last is False, "train.channels_last off"),
         (row.capability, f"GPUs of compute capability {row.capability} and above"),
     )
     met = [text for condition, text in conditions if condition]

@@ -26,6 +26,7 @@ class KnownBad:
     compute: tuple[str, ...] = ()
     compile: bool = False
     layers: tuple[str, ...] = ()
+    channels_last: bool | None = None
     modules: tuple[str, ...] = ()
     mended: bool = False
 
@@ -47,13 +48,14 @@ class KnownBad:
             and run.compile >= self.compile
             and (not self.compute or run.compute in self.compute)
             and (not self.layers or not run.layers.isdisjoint(self.layers))
+            and self.channels_last in (None, run.channels_last)
             and (not self.modules or any(name in sys.modules for name in self.modules))
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a training uses. `layers` are the names of its layers' classes.
+    """What a training uses. `layers` are the names of its layers' classes, and of those that they derive from.
 
     `loaded` has versions of libraries that are in use, where they may differ from the installed distributions: cudnn.
     """
@@ -63,6 +65,7 @@ class Run:
     compile: bool = False
     capability: int = 0
     layers: frozenset[str] = frozenset()
+    channels_last: bool = False
     loaded: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -11,7 +11,9 @@ from runner_core.contract import Finding, Precision
 from runner_core.engines.known_bad import Run, known_bad
 
 
-def faults(network: nn.Module, precision: Precision, compiles: bool, device: torch.device) -> Iterator[Finding]:
+def faults(
+    network: nn.Module, precision: Precision, compiles: bool, device: torch.device, channels_last: bool = False
+) -> Iterator[Finding]:
     """Yield every known fault that a training meets; switch off the faulty parts that can be switched off."""
     number = torch.backends.cudnn.version()
     run = Run(
@@ -19,7 +21,8 @@ def faults(network: nn.Module, precision: Precision, compiles: bool, device: tor
         compute=precision.compute,
         compile=compiles,
         capability=torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0,
-        layers=frozenset(type(module).__name__ for module in network.modules()),
+        layers=frozenset(kind.__name__ for module in network.modules() for kind in type(module).__mro__),
+        channels_last=channels_last,
         loaded={} if number is None else {"cudnn": f"{number // 10_000}.{number // 100 % 100}.{number % 100}"},
     )
     for row in known_bad(run):

@@ -52,7 +52,8 @@ class TorchTrainer:
         self.learning = learning = Learning(setup, metrics, device, self.notes.add)
         self.network, self.optimizer = learning.network, learning.optimizer
         self.strategy = learning.parallel.name
-        self.faults: Sequence[Finding] = list(faults(self.network, setup.precision, learning.compiles, device))
+        last = self.config.channels_last == "on"
+        self.faults: Sequence[Finding] = list(faults(self.network, setup.precision, learning.compiles, device, last))
         self._weights = Weights(averaged(self.network))
         self._feed = feed(device)
         self._gather = DeviceRows(data.samples["train"], device) if data.store.device else None
