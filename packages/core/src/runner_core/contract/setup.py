@@ -251,7 +251,8 @@ class Trainer(Protocol):
     def observe(self, arrays: Arrays, way: Way) -> Observed:
         """Return what the first step computes of these samples (a micro-batch in host memory), to compare it.
 
-        The network's weights are moved a little (`engines.kernels.jitter`) and stay so: the trainer is made for this.
+        Each call starts from the weights that the network began with, moved a little (`engines.kernels.jitter`). Other
+        weights and state stay behind: the trainer is made for this.
         """
         ...
 

@@ -39,46 +39,60 @@ _DROPOUT = (
 )
 
 
-def observe(learning: Learning, batch: Tensors, way: Way, backend: Backend, xla: bool) -> Observed:
-    """Return what a step computes for a batch on the device, with the network's weights a few percent away.
+class Comparing:
+    """The first step of a training, computed again and again to be compared; its network trains no more.
 
-    The network is not restored: it is one for this comparison alone. Nothing is dropped out, because compiled code
-    draws other random numbers.
+    Nothing is dropped out, because compiled code draws other random numbers.
     """
-    begun, found = time.perf_counter(), Observed()
-    trained = {name: v for name, v in named(learning.network.variables).items() if _among(v, learning.trained)}
-    state = {n: v for n, v in named(learning.network.variables).items() if is_float(v) and n not in trained}
-    _move_weights(learning, trained, way.weights)
-    before = arrays(state)
-    with backend.allocating():  # not compiled: XLA draws other random numbers
-        tensors = learning.prepared(batch, moment_of(0, 0, learning.config.seed))
-    for layer in learning.network._flatten_layers():
-        if isinstance(layer, _DROPOUT):
-            setattr(layer, "stddev" if isinstance(layer, keras.layers.GaussianNoise) else "rate", 0.0)
 
-    def observed_step(tensors: Tensors) -> Any:
-        progress = Progress(0, learning.steps, 0)
-        found, values = learning.gradients(tensors, progress)
+    def __init__(self, learning: Learning, backend: Backend, xla: bool) -> None:
+        self._learning, self._backend = learning, backend
+        self._begun = arrays(self._trained())
+        self._compiled = backend.compiled(self.compared_step, learning.variables, xla)
+        for layer in learning.network._flatten_layers():
+            if isinstance(layer, _DROPOUT):
+                setattr(layer, "stddev" if isinstance(layer, keras.layers.GaussianNoise) else "rate", 0.0)
+
+    def observe(self, batch: Tensors, way: Way) -> Observed:
+        """Return what a step computes for a batch on the device, with the network's weights a few percent away.
+
+        Each call starts from the weights and the state that the network began with.
+        """
+        begun, found, learning = time.perf_counter(), Observed(), self._learning
+        trained = self._trained()
+        state = {n: v for n, v in named(learning.network.variables).items() if is_float(v) and n not in trained}
+        assign(trained, {name: jitter(name, array, way.weights) for name, array in self._begun.items()})
+        before = arrays(state)
+        with self._backend.allocating():  # not compiled: XLA draws other random numbers
+            tensors = learning.prepared(batch, moment_of(0, 0, learning.config.seed))
+        run = self.compared_step if way.plain else self._compiled
+
+        def from_the_start() -> Any:
+            assign(state, before)
+            return run(tensors)
+
+        around = _layers(learning.network, found, way) if way.plain else nullcontext()
+        with around, self._backend.allocating():
+            scale, values, gradients = _finite(learning, from_the_start)
+        found.values = {("the loss" if n == "loss" else f"the term {n}"): _host(v) for n, v in values.items()}
+        found.gradients = {
+            name: _host(gradients[_place(v, learning.trained)]) / np.float32(scale) for name, v in trained.items()
+        }
+        found.values.update({f"buffer {name}": array for name, array in arrays(state).items()})
+        assign(state, before)
+        found.seconds = time.perf_counter() - begun
+        return found
+
+    def _trained(self) -> dict[str, keras.Variable]:
+        learning = self._learning
+        return {name: v for name, v in named(learning.network.variables).items() if _among(v, learning.trained)}
+
+    def compared_step(self, tensors: Tensors) -> Any:
+        """Return the loss with its terms, and the gradient of each trained weight."""
+        learning = self._learning
+        found, values = learning.gradients(tensors, Progress(0, learning.steps, 0))
         pairs = zip(learning.trained, found, strict=True)
         return values, [keras.ops.zeros_like(v.value) if g is None else keras.ops.cast(g, "float32") for v, g in pairs]
-
-    run = observed_step if way.plain else backend.compiled(observed_step, learning.variables, xla)
-
-    def from_the_start() -> Any:
-        assign(state, before)
-        return run(tensors)
-
-    around = _layers(learning.network, found, way) if way.plain else nullcontext()
-    with around, backend.allocating():
-        scale, values, gradients = _finite(learning, from_the_start)
-    found.values = {("the loss" if n == "loss" else f"the term {n}"): _host(v) for n, v in values.items()}
-    found.gradients = {
-        name: _host(gradients[_place(v, learning.trained)]) / np.float32(scale) for name, v in trained.items()
-    }
-    found.values.update({f"buffer {name}": array for name, array in arrays(state).items()})
-    assign(state, before)
-    found.seconds = time.perf_counter() - begun
-    return found
 
 
 def update(learning: Learning, gradients: Arrays, before: Arrays | None, backend: Backend, xla: bool) -> Updated:
@@ -114,13 +128,6 @@ def _among(variable: keras.Variable, variables: list[keras.Variable]) -> bool:
 
 def _place(variable: keras.Variable, variables: list[keras.Variable]) -> int:
     return next(number for number, one in enumerate(variables) if one is variable)
-
-
-def _move_weights(learning: Learning, trained: dict[str, keras.Variable], number: int) -> None:
-    if not getattr(learning, "_moved", False):
-        for name, variable in trained.items():
-            variable.assign(jitter(name, _host(variable.value), number))
-        learning._moved = True  # type: ignore[attr-defined]
 
 
 def _finite(learning: Learning, run: Callable[[], Any]) -> tuple[float, Any, Any]:

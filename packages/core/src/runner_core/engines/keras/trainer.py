@@ -21,7 +21,7 @@ from runner_core.engines.keras import precision
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.checkpoint import flatten, unflatten
 from runner_core.engines.keras.gradient_norms import GradientNorms
-from runner_core.engines.keras.kernels import observe, update
+from runner_core.engines.keras.kernels import Comparing, update
 from runner_core.engines.keras.learning import DeviceRows, Learning, host_arrays, moment_of
 from runner_core.engines.keras.memory import MicroBatch, footprint
 from runner_core.engines.keras.network import (
@@ -86,6 +86,7 @@ class KerasTrainer:
         self._finite = backend.compiled(_all_finite(list(floats.values())), self.network.variables, False)
         self._initially = self._finite_weights()
         self._computed: Callable[[], bool] | None = None
+        self._comparing: Comparing | None = None
         self.phase: Callable[[str], None] = unnoticed
 
     # ------------------------------------------------------------ steps
@@ -337,11 +338,12 @@ class KerasTrainer:
     def observe(self, arrays: Arrays, way: Way) -> Observed:
         """Return what the first step computes of these samples, for a comparison; this trainer trains no more then.
 
-        Raises BadInput if memory does not suffice.
+        Each call starts from the same weights. Raises BadInput if memory does not suffice.
         """
+        if self._comparing is None:
+            self._comparing = Comparing(self._learning, self._backend, self._xla)
         try:
-            tensors = host_arrays(arrays, self._backend)
-            return observe(self._learning, tensors, way, self._backend, self._xla)
+            return self._comparing.observe(host_arrays(arrays, self._backend), way)
         except OutOfDeviceMemory:
             raise no_room("comparing kernels", self.config.batch_size) from None
 

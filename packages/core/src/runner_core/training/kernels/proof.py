@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ import numpy as np
 
 from runner_core.config.values import overlay_named
 from runner_core.contract import Arrays, Json, is_streamed
-from runner_core.contract.kernels import Disagreement, Observed, Way
+from runner_core.contract.kernels import Disagreement, Observed, Updated, Way
 from runner_core.contract.setup import Data, Setup
 from runner_core.data.loader import Loader
 from runner_core.engines.kernels import EPS, blamed_layer, ratios, wrong_updates
@@ -41,36 +42,47 @@ class Proof:
         self._off = {name: value for option in used for name, value in option.off.items()}
         self._compiles = any("train.compile" in option.off for option in used)
         self._arrays = first_batch(setup, self.data, None if self._compiles or setup.device.kind != "cpu" else _FEW)
-        self._plainly: dict[int, Observed] = {}
-        self._rounded: dict[tuple[str, int], list[Observed]] = {}
+        self._plainly: dict[tuple[int, bool], Observed] = {}
+        self._rounded: dict[tuple[str, int, bool], list[Observed]] = {}
+        self._trainers: dict[str, Any] = {}
         self.compared, self.margin = 0, 0.0
         """Tensors compared, and the largest error as a share of its bound, of the run's own settings."""
 
     def wrong(self, settings: Mapping[str, Json], layers: bool = False) -> list[Disagreement]:
         """Return what disagrees in the step under the run's settings with `settings` over them; [] if nothing does."""
-        compute, trainer = self._setup(settings).precision.compute, self._trainer(settings)
-        found = trainer.observe(self._arrays, Way(shadow=True, layers=layers))
-        judged = self._judged(found, compute)
-        for number in range(1, _REPEATED + 1):
-            if found.wrong or not any(1 < ratio < math.inf for _, ratio in judged):
-                break
-            other = self._trainer(settings).observe(self._arrays, Way(layers=layers, weights=number))
-            again = {(one.kind, one.name): ratio for one, ratio in self._judged(other, compute, number)}
-            judged = [(one, min(ratio, again.get((one.kind, one.name), ratio))) for one, ratio in judged]
-        wrong = found.wrong + sorted((one for one, ratio in judged if ratio > 1), key=lambda one: -one.times)
-        self.compared += len(judged)
-        self.margin = max([self.margin, *(ratio for _, ratio in judged)])
+        compute = self._setup(settings).precision.compute
+        wrong, gradients = self._wrong_step(settings, compute, layers)
         if not wrong:
-            updated = trainer.update(found.gradients)
-            right = self._trainer(self._off).update(found.gradients, updated.before)
+            updated = self._update(settings, gradients)
+            right = self._update(self._off, gradients, updated.before)
             wrong = wrong_updates(right, updated, self.setup.config.train.ema or 0.0)
         if not wrong and compute != "float32" and any(option.opaque for option in self._left(settings)):
             # steps that round to 16 bits are compared less sharply: the same kernels in float32 show more
-            return self.wrong({**settings, "precision.mode": "float32"}, layers)
+            wrong, _ = self._wrong_step({**settings, "precision.mode": "float32"}, "float32", layers, shadow=False)
         return wrong
 
-    def _judged(self, found: Observed, compute: str, weights: int = 0) -> list[tuple[Disagreement, float]]:
-        return [*ratios(self._plain(weights), self._noise(compute, weights), found, EPS[compute])]
+    def _wrong_step(
+        self, settings: Mapping[str, Json], compute: str, layers: bool, shadow: bool = True
+    ) -> tuple[list[Disagreement], Arrays]:
+        """Return what disagrees in gradients and before, and the gradients."""
+        found = self._observe(settings, Way(shadow=shadow, layers=layers))
+        judged = self._judged(found, compute, layers)
+        for number in range(1, _REPEATED + 1):
+            if found.wrong or not any(1 < ratio < math.inf for _, ratio in judged):
+                break
+            other = self._observe(settings, Way(layers=layers, weights=number))
+            again = {(one.kind, one.name): ratio for one, ratio in self._judged(other, compute, layers, number)}
+            judged = [(one, min(ratio, again.get((one.kind, one.name), ratio))) for one, ratio in judged]
+        self.compared += len(judged)
+        self.margin = max([self.margin, *(ratio for _, ratio in judged)])
+        wrong = sorted((one for one, ratio in judged if ratio > 1), key=lambda one: -one.times)
+        return found.wrong + wrong, found.gradients
+
+    def _judged(
+        self, found: Observed, compute: str, layers: bool, weights: int = 0
+    ) -> list[tuple[Disagreement, float]]:
+        plain, noisy = self._plain(weights, layers), self._noise(compute, weights, layers)
+        return [*ratios(plain, noisy, found, EPS[compute])]
 
     def blame(self, found: Verdict, wrong: Sequence[Disagreement]) -> None:
         """Say in `found` what is wrong where, and without which options it is right."""
@@ -87,23 +99,19 @@ class Proof:
         else:
             found.layer = blamed_layer(self._plain(), wrong if self._compiles else self.wrong({}, layers=True) or wrong)
 
-    def _plain(self, weights: int = 0) -> Observed:
-        """Return the step as plain operations compute it in float32, with the output of each layer."""
-        if weights not in self._plainly:
-            way = Way(plain=True, layers=not self._compiles, weights=weights)
-            self._plainly[weights] = self._trainer(self._off).observe(self._arrays, way)
-        return self._plainly[weights]
+    def _plain(self, weights: int = 0, layers: bool = False) -> Observed:
+        """Return the step as plain operations compute it in float32."""
+        if (key := (weights, layers)) not in self._plainly:
+            self._plainly[key] = self._observe(self._off, Way(plain=True, layers=layers, weights=weights))
+        return self._plainly[key]
 
-    def _noise(self, compute: str, weights: int = 0) -> list[Observed]:
+    def _noise(self, compute: str, weights: int, layers: bool) -> list[Observed]:
         """Return the plain step with the rounding of a dtype, several times."""
-        if (compute, weights) not in self._rounded:
+        if (key := (compute, weights, layers)) not in self._rounded:
             own = {name: value for name, value in self._off.items() if name != "precision.mode" or compute == "float32"}
-            ways = [
-                Way(plain=True, rounding=number, layers=not self._compiles, weights=weights)
-                for number in range(_ROUNDED)
-            ]
-            self._rounded[compute, weights] = [self._trainer(own).observe(self._arrays, way) for way in ways]
-        return self._rounded[compute, weights]
+            ways = [Way(plain=True, rounding=number, layers=layers, weights=weights) for number in range(_ROUNDED)]
+            self._rounded[key] = [self._observe(own, way) for way in ways]
+        return self._rounded[key]
 
     def _left(self, settings: Mapping[str, Json]) -> list[Option]:
         """Return the options that `settings` do not switch off."""
@@ -114,10 +122,28 @@ class Proof:
         project = type(self.setup.project)(config)
         return Setup(project, config, self.setup.preset, self.setup.source, self.setup.plugins, start=self.setup.start)
 
+    def _observe(self, settings: Mapping[str, Json], way: Way) -> Observed:
+        found: Observed = self._trainer(settings).observe(self._arrays, way)
+        return found
+
+    def _update(self, settings: Mapping[str, Json], gradients: Arrays, before: Arrays | None = None) -> Updated:
+        """Return the weights after some updates; the trainer that made them is not used again."""
+        trainer = self._trainer(settings)
+        del self._trainers[_named(settings)]
+        updated: Updated = trainer.update(gradients, before)
+        return updated
+
     def _trainer(self, settings: Mapping[str, Json]) -> Any:
-        setup = self._setup(settings)
-        setup.project.statistics = self.data.statistics
-        return setup.engine.trainer(setup, replace(self.data), 100)
+        """Return the trainer for some settings; what it has compiled serves for other weights, too."""
+        if (trainer := self._trainers.get(_named(settings))) is None:
+            setup = self._setup(settings)
+            setup.project.statistics = self.data.statistics
+            trainer = self._trainers[_named(settings)] = setup.engine.trainer(setup, replace(self.data), 100)
+        return trainer
+
+
+def _named(settings: Mapping[str, Json]) -> str:
+    return json.dumps(dict(settings), sort_keys=True)
 
 
 def first_batch(setup: Setup, data: Data, most: int | None) -> Arrays:

@@ -29,6 +29,7 @@ _MAKES = ("new_", "empty", "zeros", "ones", "full", "rand")
 """Beginnings of the names of operations that make tensors, perhaps without values."""
 _LEAST_TERMS = 8.0
 """Roundings that every operation may have: a batch_norm in float32 was 7 of them off, and no fault is that small."""
+_LOOKED_AT = 256
 _HALVES = {torch.bfloat16: EPS["bfloat16"], torch.float16: EPS["float16"]}
 _NORMALISES = re.compile("norm|softmax|loss|var|std")
 _PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "linear", "_scaled_dot_product")
@@ -74,9 +75,16 @@ class Rounding(TorchDispatchMode):
             return wide
         dtype = dtype or wide.dtype
         error = sum(relative_errors(func, given, wide, dtype, self._tf32))
-        random = torch.empty_like(wide).uniform_(-1, 1, generator=self._random)
-        off = torch.addcmul(wide, wide, random, value=error)
-        return torch.where(wide == wide.round(), wide, off).to(dtype)  # counts and masks are exact
+        off = torch.empty_like(wide).uniform_(-error, error, generator=self._random).mul_(wide).add_(wide)
+        if _has_counts(wide):  # they are exact
+            off = torch.where(wide == wide.round(), wide, off)
+        return off.to(dtype)
+
+
+def _has_counts(tensor: Tensor) -> bool:
+    """Return whether a few of its numbers are whole, as in counts and masks; zeros stay zeros anyway."""
+    few = tensor.detach().flatten()[:: max(1, tensor.numel() // _LOOKED_AT)]
+    return bool(((few == few.round()) & (few != 0)).any())
 
 
 def relative_errors(
@@ -126,10 +134,11 @@ def floats_of(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
 def widened(func: Any, args: Any, kwargs: Any, to: torch.dtype) -> Any:
     """Return the result with all floating-point arguments in a wider type, None where the operation refuses them."""
     narrower = {torch.bfloat16, torch.float16, torch.float32} - {to}
+    changes = "batch_norm" in func.overloadpacket.__name__  # some of its arguments, which its schema does not say
 
     def wide(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            plain = leaf.to(to) if leaf.dtype in narrower else leaf.clone()  # batch_norm changes some of its arguments
+            plain = leaf.to(to, copy=changes) if leaf.dtype in narrower or changes and leaf.dtype == to else leaf
             return plain.contiguous()
         return to if leaf in narrower else leaf
 

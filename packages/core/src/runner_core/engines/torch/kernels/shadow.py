@@ -79,12 +79,13 @@ _SHADOW_MARGIN = 4.0
 
 def _ratio(error: Tensor, explained: Tensor) -> float:
     """Return the largest error of the whole, or of a slice along an axis, as a multiple of what is allowed."""
-    bound = (_SHADOW_MARGIN * explained).square()
-    found = [error.square().mean() / (bound.mean() + 1e-76)]
+    bound, squared = (_SHADOW_MARGIN * explained).square_(), error.square()
+    whole = bound.mean()
+    found = [squared.mean() / (whole + 1e-76)]
     for axis in range(error.ndim if error.ndim > 1 else 0):
         others = [n for n in range(error.ndim) if n != axis]
-        largest = 4 * torch.maximum(bound.mean(others), bound.mean())
-        found.append((error.square().mean(others) / (largest + 1e-76)).max())
+        largest = 4 * torch.maximum(bound.mean(others), whole)
+        found.append((squared.mean(others) / (largest + 1e-76)).max())
     return math.sqrt(float(torch.stack(found).max()))
 
 

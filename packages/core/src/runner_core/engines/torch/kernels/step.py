@@ -28,7 +28,8 @@ _UPDATES = 2
 def observe(learning: Learning, tensors: Tensors, progress: Progress, way: Way, policy: str, seed: int) -> Observed:
     """Return what a step computes for a batch on the device, with the network's weights a few percent away.
 
-    The network is not restored: it is one for this comparison alone. `policy` is the precision that is computed in.
+    Each call starts from the weights that the network began with, and leaves others: the network is one for this
+    comparison alone. `policy` is the precision that is computed in.
     """
     network, begun = learning.network, time.perf_counter()
     _move_weights(network, way.weights)
@@ -52,6 +53,7 @@ def observe(learning: Learning, tensors: Tensors, progress: Progress, way: Way, 
     named = ((name, buffer) for name, buffer in network.named_buffers() if buffer.is_floating_point())
     found.values.update({f"buffer {name}": host(buffer) for name, buffer in named})
     rewind.back()
+    network.zero_grad()
     found.seconds = time.perf_counter() - begun
     return found
 
@@ -123,9 +125,10 @@ def device_of(network: nn.Module) -> torch.device:
 @torch.no_grad()
 def _move_weights(network: nn.Module, number: int) -> None:
     for name, parameter in network.named_parameters():
-        if parameter.requires_grad and not getattr(parameter, "_moved", False):
-            parameter.copy_(torch.from_numpy(jitter(name, host(parameter), number)))
-            parameter._moved = True
+        if parameter.requires_grad:
+            if not hasattr(parameter, "_begun"):
+                parameter._begun = host(parameter)
+            parameter.copy_(torch.from_numpy(jitter(name, parameter._begun, number)))
 
 
 @contextmanager
@@ -134,7 +137,11 @@ def _compiled(network: nn.Module) -> Iterator[None]:
     from torch._inductor import config
 
     with config.patch(fallback_random=True):
-        network.compile()
+        if (compiled := getattr(network, "_compared", None)) is None:
+            network.compile()
+            network._compared = network._compiled_call_impl
+        else:
+            network._compiled_call_impl = compiled
         try:
             yield
         finally:
