@@ -13,12 +13,12 @@ sys.path.insert(0, str(Path(__file__).parent / "engine_toy"))
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_core.contract import HostBatch
-from runner_core.contract.kernels import Disagreement, Observed, Updated
+from runner_core.contract.kernels import Disagreement, Observed, Updated, Way
 from runner_core.engines.kernels import EPS, MARGIN, allowed_ratio, blamed_layer, jitter, ratios, wrong_updates
 from runner_core.training.kernels import check, known, proof
 from runner_core.training.kernels.check import prove, verify
 from runner_core.training.kernels.options import options
-from runner_core.training.kernels.proof import first_batch
+from runner_core.training.kernels.proof import Proof, first_batch
 from runner_core.training.kernels.verdict import Verdict
 
 torch = pytest.importorskip("torch")
@@ -65,6 +65,21 @@ def test_a_compiled_step_agrees():
     with toy.compiler(lambda outputs: outputs):
         setup, data = toy.setup(**toy.COMPILED)
         assert verify(setup, data).status == "right"
+
+
+@pytest.mark.parametrize("settings", [toy.COMPILED, {"precision__mode": "float16"}], ids=str)
+def test_a_step_is_the_same_after_one_with_other_weights(settings):
+    graphs = []
+    with toy.compiler(lambda outputs: outputs, seen=graphs.append):
+        setup, data = toy.setup(**settings)
+        own = Proof(setup, data, options(setup))
+        once, other, again = (own._observe({}, Way(weights=number)) for number in (0, 1, 0))
+    assert len(graphs) == (settings is toy.COMPILED), "it was compiled again"
+    for name in once.gradients:
+        np.testing.assert_array_equal(again.gradients[name], once.gradients[name], err_msg=name)
+        assert (other.gradients[name] != once.gradients[name]).any(), name
+    for name in once.values:
+        np.testing.assert_array_equal(again.values[name], once.values[name], err_msg=name)
 
 
 @pytest.mark.parametrize("name", toy.FAULTS)

@@ -112,3 +112,15 @@ def test_a_step_that_is_computed_again_finds_the_state_of_the_first(monkeypatch)
     assert buffers
     for name in buffers:
         np.testing.assert_allclose(again.values[name], once.values[name], rtol=1e-6, err_msg=name)
+
+
+def test_other_weights_are_compared_without_compiling_again(monkeypatch):
+    tensorflow = pytest.importorskip("runner_core.engines.keras.tensorflow", reason="counts TensorFlow's traces")
+    setup, data = made(train__compile="on", net__batchnorm=True)
+    proof, traced, real = Proof(setup, data, options(setup)), [], tensorflow._trace
+    monkeypatch.setattr(tensorflow, "_trace", lambda *given: (traced.append(given[3]), real(*given))[1])
+    once, other, again = (proof._observe({}, Way(weights=number)) for number in (0, 1, 0))
+    assert traced.count(True) == 1, "XLA compiled it again"
+    for name in once.gradients:
+        np.testing.assert_allclose(again.gradients[name], once.gradients[name], rtol=1e-6, err_msg=name)
+    assert any(np.abs(other.gradients[name] - once.gradients[name]).max() > 1e-4 for name in once.gradients)

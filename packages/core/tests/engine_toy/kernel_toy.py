@@ -253,8 +253,11 @@ def own(fault: str) -> Any:
 
 
 @contextlib.contextmanager
-def compiler(change: Any, forward: bool = False) -> Any:
-    """`compile` gives code whose backward (or forward) pass has its outputs changed; nothing is generated."""
+def compiler(change: Any, forward: bool = False, seen: Any = None) -> Any:
+    """`compile` gives code whose backward (or forward) pass has its outputs changed; nothing is generated.
+
+    `seen` is called with each graph of a backward (or forward) pass.
+    """
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -262,6 +265,8 @@ def compiler(change: Any, forward: bool = False) -> Any:
         return make_boxed_func(graph.forward)
 
     def wrong(graph: Any, example: Any) -> Any:
+        if seen is not None:
+            seen(graph)
         return make_boxed_func(lambda *given: change([*graph.forward(*given)]))
 
     backend = aot_autograd(fw_compiler=wrong if forward else right, bw_compiler=right if forward else wrong)
