@@ -32,7 +32,7 @@ def losses(case: Case, compiled: str, precision: str, folder: Path, monkeypatch:
         config.model.dropout = 0.0
     plain = case.kind.on_device
     with monkeypatch.context() as patched:
-        patched.setattr(case.kind, "on_device", lambda self, batch, statistics, rng: plain(self, batch, statistics, None))
+        patched.setattr(case.kind, "on_device", lambda self, batch, known, rng: plain(self, batch, known, None))
         parts = assemble(case.setup, case.data, folder, print, plans=False)
         try:
             for step, batch in enumerate(parts.loaders.training.batches(0)):
@@ -44,7 +44,7 @@ def losses(case: Case, compiled: str, precision: str, folder: Path, monkeypatch:
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
-    """Returns a function that writes a new Keras project for a task, installs it for this test, and returns its name."""
+    """Function that writes a new Keras project for a task, installs it for this test, and returns its name."""
     before = set(sys.modules)
 
     def write(task: str) -> str:

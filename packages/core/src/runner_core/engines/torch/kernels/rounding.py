@@ -138,7 +138,7 @@ def widened(func: Any, args: Any, kwargs: Any, to: torch.dtype) -> Any:
 
     def wide(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            plain = leaf.to(to, copy=changes) if leaf.dtype in narrower or changes and leaf.dtype == to else leaf
+            plain = leaf.to(to, copy=changes) if leaf.dtype in narrower or (changes and leaf.dtype == to) else leaf
             return plain.contiguous()
         return to if leaf in narrower else leaf
 
