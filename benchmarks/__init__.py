@@ -27,6 +27,7 @@ NAMES = (
     "manifest",
     "survey",
     "scaling",
+    "exchange",
     "targets",
     "losses",
     "ssl_losses",

@@ -105,8 +105,9 @@ def run(options: Options) -> Result:
             "Each process beats every 5 s and reads the first one's beat; the first one reads all. Its cores count the "
             "store and all clients, so they are an upper bound. The metadata of a machine do not grow with the number "
             "of machines.",
-            "Where the network is what a step waits for, two levels would help (sharded within a machine, replicated "
-            "between: an eighth of the bytes on the link), or gradients in bfloat16 (half): runner has neither yet.",
+            "Where the network is what a step waits for, two levels help (`hsdp`: sharded within a machine, replicated "
+            "between: gradients alone cross the link, in place of weights twice and gradients), and bfloat16 (half): "
+            "see the next section.",
         ],
         packages=("torch",),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from runner_core.config.values import overlay_named
 from runner_core.plugins import discovery
 from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import from_preset, refuse_nonsense
-from runner_core.tools.measure.remedies import CORE
+from runner_core.tools.measure.optimisations import CORE
 from workspace import ROOT, Runner
 
 sys.path.append(str(ROOT))  # the benchmarks are no package that one installs

@@ -27,9 +27,9 @@ from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure.ablate import Ablation
 from runner_core.tools.measure.ablate_report import as_json, footnotes
 from runner_core.tools.measure.agreement import parity
+from runner_core.tools.measure.optimisations import ALL, SAME, cases, refuse_unknown
 from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP
 from runner_core.tools.measure.process import TrialFailed
-from runner_core.tools.measure.remedies import ALL, SAME, cases, refuse_unknown
 from runner_core.tools.measure.times import Times
 from runner_core.tools.measure.trial import Doubt, Turn
 from runner_core.training.assembly import TrainingSpec
@@ -106,6 +106,23 @@ def test_keras_compiles_on_a_gpu_without_being_asked(setup, monkeypatch):
     monkeypatch.setattr(type(setup.project), "learning", lambda self: Learning())
     setup.config.train.steps_per_execution = 4
     assert names(cases(setup, replace(READY, kind="cuda", device="A GPU"))) == ["compile", "blocks", "cache", ALL]
+
+
+def test_what_several_devices_exchange_is_there_only_with_several(setup, monkeypatch):
+    monkeypatch.setattr(type(setup.project), "learning", lambda self: Learning())
+    setup.config.train.accumulate = 2
+    several = replace(READY, strategy="ddp", exchange={"exchange.gradients": "step", "exchange.unused": "none"})
+    assert names(cases(setup, READY)) == ["cache"]
+    assert names(cases(setup, several)) == ["one-exchange", "no-search", "cache", ALL]
+    setup.config.train.accumulate = 1
+    searches = replace(several, exchange=several.exchange | {"exchange.unused": "find"})
+    assert names(cases(setup, searches)) == ["cache"]
+    gathers = replace(several, exchange=several.exchange | {"exchange.features": "scatter"})
+    assert names(cases(setup, gathers)) == ["no-search", "reduce-scatter", "cache", ALL]
+    half = {"exchange.gather": "bfloat16", "exchange.reduce": "bfloat16"}
+    setup.config.exchange.gather = setup.config.exchange.reduce = "bfloat16"
+    levels = replace(READY, strategy="hsdp", exchange=half)
+    assert names(cases(setup, levels)) == ["bf16-gather", "bf16-reduce", "two-levels", "cache", ALL]
 
 
 def test_some_may_be_chosen_and_others_are_refused(setup):
@@ -523,13 +540,16 @@ def test_bars_begin_at_one_and_show_their_interval():
 # ---------------------------------------------------------------- the command
 
 
-def test_bad_flags(here, capsys):
+def test_bad_flags(here, capsys, monkeypatch):
     assert main(["toy", "ablate", "--only", "nonsense"]) == 2
     assert "toy has no optimisation 'nonsense'" in capsys.readouterr().err
     assert main(["toy", "ablate", "--minutes", "0"]) == 2
     assert "--minutes" in capsys.readouterr().err
-    assert main(["toy", "ablate", "--train.devices", "2"]) == 2
-    assert "ablate measures one device" in capsys.readouterr().err
+    with monkeypatch.context() as started:
+        started.setenv("WORLD_SIZE", "2")
+        started.setenv("RANK", "1")
+        assert main(["toy", "ablate"]) == 2
+    assert "ablate starts its processes itself: run it without torchrun" in capsys.readouterr().err
     (here / "full").mkdir()
     (here / "full" / "file").touch()
     assert main(["toy", "ablate", "--out", "full"]) == 2

@@ -25,7 +25,7 @@ from runner_core.base.errors import BadInput, OutOfSpace  # noqa: E402
 from runner_core.contract import State  # noqa: E402
 from runner_core.contract.run import Damaged  # noqa: E402
 from runner_core.engines.torch.checkpoint import INDEX, SafetensorsFormat  # noqa: E402
-from runner_core.engines.torch.parallel import Rows  # noqa: E402
+from runner_core.engines.torch.shards import Rows  # noqa: E402
 from runner_core.training.checkpoints import Checkpoints, refuse_unshared  # noqa: E402
 from several import Threads  # noqa: E402
 from several import together as by_threads  # noqa: E402

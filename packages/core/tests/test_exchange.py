@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent / "together_toy"))
 import exchange_toy as exchange  # noqa: E402
 from exchange_toy import STEPS, WEIGHTS, together, toy  # noqa: E402
-from runner_core.engines.torch import parallel  # noqa: E402
+from runner_core.base.errors import BadInput  # noqa: E402
+from runner_core.contract import Precision  # noqa: E402
+from runner_core.engines.torch import ddp, fsdp, parallel  # noqa: E402
+from runner_core.engines.torch.checkpoint import INDEX  # noqa: E402
 
 
 def start(folder: Path, count: int, *more: str) -> None:
@@ -53,6 +58,47 @@ def test_gradients_are_exchanged_once_a_step(done: Path) -> None:
     assert 2 * fewer == more
 
 
+def test_gathered_features_get_their_own_gradients_alone_and_the_same(done: Path) -> None:
+    """Bit for bit, also with gloo; in a ring, one of n sends (n - 1) / n of the features in place of twice that."""
+    traffic = json.loads((done / "traffic-0.json").read_text())
+    scattered, summed = traffic["features-scatter"], traffic["features-all"]
+    features = STEPS * 8 * together.FEATURES * 8
+    assert scattered["all-gather"] == summed["all-gather"] == scattered["reduce-scatter"] == features
+    assert summed["all-reduce"] - scattered["all-reduce"] == features
+    assert "reduce-scatter" not in summed
+    toy.assert_equal_runs(done / "features-scatter", done / "features-all")
+
+
+@pytest.mark.parametrize("kind", ["Layers", "Norms"])
+def test_weights_gathered_in_bfloat16_are_those_that_autocast_computes_with(kind: str, done: Path) -> None:
+    """Bit for bit, from half the bytes; weights and optimizer stay in float32."""
+    traffic = json.loads((done / "traffic-0.json").read_text())
+    first, second = traffic[f"{kind}-float32"], traffic[f"{kind}-bfloat16"]
+    assert first["reduce-scatter"] == second["reduce-scatter"]
+    if kind == "Layers":
+        assert first["all-gather"] == 2 * second["all-gather"]
+    else:
+        assert second["all-gather"] < first["all-gather"] < 2 * second["all-gather"], "the norm's weights stay"
+    (_, tensors), (_, others) = (toy.final_state(done / f"{kind}-{gather}") for gather in ("float32", "bfloat16"))
+    assert all(np.array_equal(np.asarray(tensor), np.asarray(others[name])) for name, tensor in tensors.items())
+    assert toy.log_lines(done / f"{kind}-float32") == toy.log_lines(done / f"{kind}-bfloat16")
+    assert {tensor.dtype for name, tensor in tensors.items() if name.startswith("model.")} == {torch.float32}
+
+
+def test_gradients_summed_in_bfloat16_err_by_their_rounding(done: Path) -> None:
+    for number in range(2):
+        errors = json.loads((done / f"errors-{number}.json").read_text())
+        assert errors.keys() == {"ddp", "fsdp"}
+        assert max(errors.values()) <= 1
+
+
+def test_weights_are_not_gathered_in_bfloat16_for_layers_that_compute_in_float32() -> None:
+    project = toy.Toy(toy.small(exchange__gather="bfloat16"))
+    network = torch.nn.Linear(2, 2)
+    with pytest.raises(BadInput, match=r"gather bfloat16 rounds the weights of layers that compute in float32"):
+        parallel.Sharded(project, network, torch.device("cpu"), Precision("float32"))
+
+
 def test_a_step_that_leaves_out_a_weight_is_told_by_all_and_the_run_goes_on(done: Path) -> None:
     said = [(done / f"forgetful-{number}").read_text() for number in range(2)]
     assert all(
@@ -65,5 +111,51 @@ def test_a_step_that_leaves_out_a_weight_is_told_by_all_and_the_run_goes_on(done
 
 def test_the_weights_that_a_loss_reaches() -> None:
     used, unused = torch.nn.Linear(2, 2), torch.nn.Parameter(torch.ones(1))
-    assert parallel._reached(used(torch.ones(1, 2)).sum()) == {id(p) for p in used.parameters()}
-    assert id(unused) not in parallel._reached((used.weight * used.weight).sum() + used.bias.detach().sum())
+    assert ddp._reached(used(torch.ones(1, 2)).sum()) == {id(p) for p in used.parameters()}
+    assert id(unused) not in ddp._reached((used.weight * used.weight).sum() + used.bias.detach().sum())
+
+
+# ---------------------------------------------------------------- two levels
+
+
+@pytest.mark.slow
+def test_two_groups_of_two_learn_what_one_process_does_and_anybody_goes_on(tmp_path: Path) -> None:
+    """A 2 × 2 mesh: each gradient part crosses between the groups once a step, and checkpoints are anybody's."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    toy.run(exchange.settings(1), tmp_path / "one", project=exchange.Steady)
+    start(tmp_path, 4, json.dumps(exchange.LEVELS))
+    traffic = [json.loads((tmp_path / f"traffic-4-{number}.json").read_text()) for number in range(4)]
+    whole = {name: found["whole"] for name, found in traffic[0].items()}
+    assert whole["hsdp-micro_batch"]["all-reduce"] == 2 * whole["hsdp"]["all-reduce"]
+    assert whole["hsdp"]["reduce-scatter"] == whole["hsdp-micro_batch"]["reduce-scatter"]
+    assert whole["hsdp-micro_batch"]["reduce-scatter"] == 2 * whole["hsdp-step"]["reduce-scatter"]
+    for name in exchange.LEVELS:
+        together.assert_close_runs(tmp_path / "one", tmp_path / name)
+    path = max((tmp_path / "hsdp" / "checkpoints").glob("step-*"))
+    assert json.loads((path / INDEX).read_text())["files"] == 2
+    assert len([*path.glob("model-*-of-00002.safetensors")]) == 2
+    for name, source in (("two", "hsdp"), ("single", "hsdp"), ("levels", "fsdp"), ("again", "hsdp")):
+        together.cut_after(shutil.copytree(tmp_path / source, tmp_path / name), 6)
+    start(tmp_path, 2, json.dumps({"two": {"train__strategy": "fsdp"}}))
+    start(tmp_path, 4, json.dumps({"levels": exchange.LEVELS["hsdp"], "again": exchange.LEVELS["hsdp"]}))
+    toy.run(exchange.settings(1), tmp_path / "single", project=exchange.Steady, resume=True)
+    torch.set_num_threads(threads)
+    for name in ("two", "single", "levels"):
+        together.assert_close_runs(tmp_path / "one", tmp_path / name)
+    (values, tensors), (values2, tensors2) = toy.final_state(tmp_path / "hsdp"), toy.final_state(tmp_path / "again")
+    assert values == values2
+    assert all(np.array_equal(np.asarray(tensor), np.asarray(tensors2[name])) for name, tensor in tensors.items())
+
+
+def test_groups_that_are_not_alike_are_refused() -> None:
+    assert fsdp.shard_count(None, ["a", "a", "b", "b"], 4) == 2
+    assert fsdp.shard_count(2, ["a"] * 6, 6) == 2
+    for asked, hosts, said in (
+        (None, ["a"] * 4, "divides 4 processes into groups of 4 .the number of processes on the first machine"),
+        (4, ["a"] * 6, r"groups of 4 \(exchange.shard_devices"),
+        (None, ["a", "a", "b", "a", "b", "b"], "process 2 is on b, with 3 on each"),
+        (None, ["a", "b", "a", "b"], "process 1 is on b, with 2 on each"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            fsdp.shard_count(asked, hosts, len(hosts))

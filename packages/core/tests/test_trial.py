@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -67,6 +68,32 @@ def test_answers(base):
     assert not trial.alive
     with pytest.raises(TrialFailed, match="is not running"):
         trial.steps(1)
+
+
+@pytest.mark.slow
+def test_several_devices_take_the_same_steps(base):
+    """Two processes share a batch; what one answers is about both, and none is left."""
+    base = replace(base, settings=overlaid(base.settings, train={"devices": 2, "device": "cpu", "batch_size": 4}))
+    with Trial(base, "two", {}) as trial:
+        ready = trial.start()
+        assert (ready.batch, ready.steps_per_epoch, ready.strategy) == (8, 40, "ddp")
+        found = {"exchange.gradients": "step", "exchange.unused": "none", "exchange.reduce": "float32"}
+        assert ready.exchange == found
+        turn = trial.steps(5)
+        assert (turn.samples, turn.steps, turn.first) == (40, 5, 1)
+        assert trial.data(0.1) > 0
+        assert trial.network(2) > 0
+        assert trial.loss(1) is None
+        assert trial.evaluate(16).keys() == {"loss", "bce"}
+        other = next(child.pid for child in psutil.Process(trial.pid).children() if "worker" in str(child.cmdline()))
+        os.kill(other, signal.SIGKILL)
+        with pytest.raises(TrialFailed, match="killed by SIGKILL"):
+            trial.steps(5)
+    wait_until(lambda: gone(other))
+
+
+def overlaid(settings, **sections):
+    return {**settings, **{name: {**settings[name], **values} for name, values in sections.items()}}
 
 
 def test_memory_is_its_own(base):

@@ -1,4 +1,7 @@
-"""What processes do for the tests of exchanges: `python exchange_toy.py FOLDER NUMBER COUNT` is one of COUNT."""
+"""What processes do for the tests of exchanges: `python exchange_toy.py FOLDER NUMBER COUNT` is one of COUNT.
+
+With a fourth argument, runs and their settings as JSON, it trains only these.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import together_toy as together
 import torch
 from runner_core.base.errors import BadInput
-from runner_core.contract import Step
+from runner_core.contract import Precision, Step
 from runner_core.contract.team import Place
+from runner_core.engines.torch import fsdp, parallel, ranks
+from runner_core.engines.torch.shards import gathered
 from runner_core.engines.torch.team import TorchTeam
 from runner_core.engines.torch.traffic import Traffic
 from together_toy import toy
+from torch import nn
 from torch.nn import functional as F
 
 STEPS, WEIGHTS = 12, 8 * (together.WIDTH * together.FEATURES + together.FEATURES + 8 * 3 + together.FEATURES)
@@ -48,18 +54,98 @@ class Forgetful(Steady):
     forgets = 7
 
 
+class Layers(toy.Toy):
+    """Linear layers alone, in float32, which compute in bfloat16."""
+
+    splittable = True
+    monitor = ("loss", "min")
+    parts: ClassVar = (lambda: nn.Linear(together.WIDTH, 9), nn.Tanh, lambda: nn.Linear(9, 3))
+
+    def on_device(self, batch, statistics, rng):
+        return {**batch, "image": (batch["image"].float().flatten(1) - 127.5) / 64}
+
+    def model(self, precision):
+        return nn.Sequential(*(part() for part in self.parts))
+
+    def shard_units(self, model):
+        return [layer for layer in model if isinstance(layer, nn.Linear)]
+
+    def step(self, model, batch, progress):
+        prediction = model(batch["image"])
+        return Step((prediction.float() - 1).square().mean(), {}, prediction)
+
+    def watch(self, model):
+        return {}
+
+    def metrics(self):
+        return []
+
+
+class Wide(nn.Module):
+    def forward(self, features):
+        return features.float()
+
+
+class Norms(Layers):
+    """The same with a layer whose weights autocast leaves in float32, and which refuses others."""
+
+    parts = (*Layers.parts[:2], Wide, lambda: nn.LayerNorm(9), Layers.parts[2])
+
+
+HALF = {"train__strategy": "fsdp", "precision__mode": "bfloat16", "net__dropout": 0.0, "train__batch_size": 4,
+        "train__learning_rate": 1e-3}  # fmt: skip
+
+
+def errors(number: int) -> dict[str, float]:
+    """The largest error of a gradient summed in bfloat16, over what rounding explains, by strategy: 3 u Σ|g| / n.
+
+    Each of the n gradients, its share and each sum are rounded once, to 8 bits (u = 2⁻⁸).
+    """
+    torch.manual_seed(number)
+    features, found = torch.randn(5, 12), {}
+    for name in ("ddp", "fsdp"):
+        torch.manual_seed(7)
+        network = nn.Linear(12, 6)
+        loss = lambda net=network: Step(net(features).tanh().sum(), {}, None)  # noqa: E731
+        loss().loss.backward()
+        own = network.weight.grad.double()
+        network.zero_grad()
+        exact, size = ranks.summed(own) / ranks.count(), ranks.summed(own.abs()) / ranks.count()
+        project = toy.Toy(toy.small(train__strategy=name, exchange__reduce="bfloat16", exchange__unused="none"))
+        cpu = torch.device("cpu")
+        made = parallel.parallel(project, network, cpu, Precision("float32"), 1, ranks.count())
+        made.train(loss).loss.backward()
+        made.check()
+        error = (gathered(network.weight.grad).double() - exact).abs()
+        assert error.max() > 0
+        found[name] = float((error / (3 * 2**-8 * size)).max())
+    return found
+
+
 def settings(count: int, **more):
     return together.settings(count, **{"train__accumulate": 2, "checkpoint__every_steps": 2, **more})
 
 
 def main(folder: Path, number: int, count: int) -> None:
     torch.set_num_threads(1)
+    fsdp.LEAST_APART = 1
     place = Place(number, count, number, count, f"file://{folder / 'meeting'}")
     team = together.Kept(place, torch.device("cpu"), 120.0)
     traffic = {}
     for name, more in RUNS.items():
         with Traffic() as traffic[name]:
             toy.run(settings(count, **more), folder / name, project=Steady, team=team)
+    for how in ("scatter", "all"):
+        with Traffic() as traffic[f"features-{how}"]:
+            features = together.settings(count, exchange__features=how)
+            toy.run(features, folder / f"features-{how}", project=together.Together, team=team)
+    for kind in (Layers, Norms):
+        for gather in ("float32", "bfloat16"):
+            name = f"{kind.__name__}-{gather}"
+            with Traffic() as traffic[name]:
+                half = toy.small(**HALF, train__devices=count, exchange__gather=gather)
+                toy.run(half, folder / name, project=kind, team=team)
+    (folder / f"errors-{number}.json").write_text(json.dumps(errors(number)))
     try:
         toy.run(settings(count), folder / "forgetful", project=Forgetful, team=team)
     except BadInput as error:
@@ -70,5 +156,33 @@ def main(folder: Path, number: int, count: int) -> None:
     TorchTeam.leave(team)
 
 
+LEVELS = {
+    "hsdp": {"train__strategy": "hsdp", "exchange__shard_devices": 2},
+    "hsdp-step": {"train__strategy": "hsdp", "exchange__shard_devices": 2, "exchange__gradients": "step"},
+    "hsdp-micro_batch": {"train__strategy": "hsdp", "exchange__shard_devices": 2, "exchange__gradients": "micro_batch"},
+    "fsdp": {"train__strategy": "fsdp"},
+}
+"""The settings of each run of four processes, which make two groups of two."""
+
+
+def train(folder: Path, number: int, count: int, runs: dict[str, dict]) -> None:
+    """Train with these settings, or go on with the runs that are there; write the traffic of all."""
+    torch.set_num_threads(1)
+    place = Place(number, count, number, count, f"file://{folder / f'meeting-{count}-{len(runs)}'}")
+    team = together.Kept(place, torch.device("cpu"), 120.0)
+    traffic = {}
+    for name, more in runs.items():
+        resume = (folder / name).exists()
+        team.every(None)
+        with Traffic() as counted:
+            toy.run(settings(count, **more), folder / name, project=Steady, team=team, resume=resume)
+        traffic[name] = {"whole": counted.whole, "sent": counted.sent}
+    (folder / f"traffic-{count}-{number}.json").write_text(json.dumps(traffic))
+    TorchTeam.leave(team)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    if sys.argv[4:]:
+        train(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))
+    else:
+        main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -24,7 +24,7 @@ from typing import NoReturn
 from runner_core.base.errors import BadInput, PeerLost, RunnerError, Stopped, Unhealthy
 from runner_core.contract.setup import Setup
 from runner_core.contract.team import Place, Team
-from runner_core.training.launchers import RENDEZVOUS, find_place
+from runner_core.training.launchers import RENDEZVOUS, beside_each_other, find_place, in_place
 from runner_core.training.signals import HANDLED, end_with_parent
 
 _CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
@@ -40,16 +40,13 @@ def launch(arguments: Sequence[str], count: int, patience: float) -> int:
     Processes that a signal should end are killed if they do not within `patience` seconds and a little more.
     """
     with tempfile.TemporaryDirectory(prefix="runner-") as folder:
-        environment = {**os.environ, RENDEZVOUS: str(Path(folder) / "meeting"), "WORLD_SIZE": str(count)}
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
-        environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        environment = {**os.environ, **beside_each_other(count, Path(folder) / "meeting")}
         processes: list[subprocess.Popen[bytes]] = []
         with _passed_on(processes) as passed_on:
             for number in range(count):
-                place = {"RANK": str(number), "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(count)}
                 # In its own process group: this process receives a terminal's Ctrl-C and passes it on once.
                 command = [sys.executable, "-c", _CODE, *arguments]
-                processes.append(subprocess.Popen(command, env=environment | place, process_group=0))
+                processes.append(subprocess.Popen(command, env=environment | in_place(number, count), process_group=0))
             return _first_failure(processes, passed_on, patience)
 
 

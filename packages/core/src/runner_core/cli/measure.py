@@ -16,6 +16,7 @@ from runner_core.base.resources import available_ram
 from runner_core.base.text import counted
 from runner_core.base.writing import replace_json, replace_text
 from runner_core.cli.json_output import show_json, written_result
+from runner_core.cli.launch import place_of
 from runner_core.cli.options import AblateOptions, ProfileOptions, TuneOptions
 from runner_core.cli.start import Started, start_new
 from runner_core.config.values import flat, plain
@@ -26,9 +27,10 @@ from runner_core.output.runfolder import claimed
 from runner_core.tools.measure import ablate_report as report
 from runner_core.tools.measure import profile_report, tune_report
 from runner_core.tools.measure.ablate import Ablated, Ablation
+from runner_core.tools.measure.optimisations import cases, refuse_unknown
 from runner_core.tools.measure.process import TrialFailed
 from runner_core.tools.measure.profiling import profile_run, remedies
-from runner_core.tools.measure.remedies import Facts, cases, refuse_unknown, systematic, with_remedies
+from runner_core.tools.measure.remedies import Facts, systematic, with_remedies
 from runner_core.tools.measure.times import spread
 from runner_core.tools.measure.trial import Ready
 from runner_core.tools.measure.tune import Tuning
@@ -53,10 +55,13 @@ def refuse_no_device(setup: Setup) -> None:
 
 def refuse(command: str, started: Started[Any]) -> None:
     """Raise BadInput if there is no time, no such device, or if there are more devices than can be measured."""
+    place = place_of(started.setup)
     minutes, devices = started.options.minutes, started.setup.config.train.devices
     if not minutes > 0:
         raise BadInput(f"--minutes must be more than 0, not {minutes:g}")
-    if devices > 1:
+    if place is not None and place.count > 1:
+        raise BadInput(f"{command} starts its processes itself: run it without torchrun, srun or mpirun")
+    if devices > 1 and command != "ablate":
         raise BadInput(f"{command} measures one device: leave out --devices ({counted(devices, 'device')})")
     refuse_no_device(started.setup)
 

@@ -166,10 +166,11 @@ class TrainConfig:
     patience_seconds: Annotated[float, AtLeast(5)] = 300.0
     """With several processes: seconds after which a process that is silent, or stays behind in a step, ends the
     training with exit code 75. Preparing data, validating and saving may take longer."""
-    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
     """How several devices share the network. ddp: each has the whole network. fsdp: each keeps a part of every
-    weight, its gradient and its optimizer state. auto: ddp, or fsdp if all these would take more than a quarter of a
-    device's memory."""
+    weight, its gradient and its optimizer state. hsdp: so do the devices of each machine (`exchange.shard_devices`),
+    and between machines goes only the sum of each part of the gradients. auto: ddp, or fsdp if all these would take
+    more than a quarter of a device's memory."""
     steps_per_execution: Annotated[int, AtLeast(1)] = 1
     """Keras only: steps that go to the device at once. More than 1 saves time if a step takes about a millisecond;
     logs, checkpoints and signals then wait for the end of such a block."""
@@ -194,11 +195,25 @@ class ExchangeConfig:
     gradients: Literal["auto", "step", "micro_batch"] = "auto"
     """With micro-batches (train.accumulate): when gradients are exchanged. step: once per optimizer step, after the
     last micro-batch. micro_batch: after each, which with fsdp keeps only a part of the gradients on each device. auto:
-    step with ddp, micro_batch with fsdp."""
+    step with ddp, micro_batch with fsdp; with hsdp, micro_batch within a machine and step between machines."""
     unused: Literal["auto", "find", "none"] = "auto"
     """ddp: whether each step looks for weights that it did not use. find: in every step. none: every step uses all
     weights, and one that does not ends the run. auto: none if the first step used all weights in every process, else
     find; also find with train.deterministic."""
+    gather: Literal["float32", "bfloat16"] = "float32"
+    """fsdp, hsdp: type in which the weights of linear layers and convolutions are gathered. bfloat16 halves these bytes
+    and changes no number, because precision.mode bfloat16, which it needs, rounds them anyway; each layer of 65,536 or
+    more weights is then gathered apart, and the network must call it as a module. All other weights, and the optimizer,
+    stay in float32."""
+    reduce: Literal["float32", "bfloat16"] = "float32"
+    """Type in which gradients are summed over the devices. bfloat16 halves these bytes, and rounds each gradient and
+    each sum to 8 bits."""
+    features: Literal["scatter", "all"] = "scatter"
+    """How the gradients of features that a loss gathered from all devices (`ranks.gathered`) are summed. scatter: each
+    device receives the sum of its own part, half the bytes. all: each receives the sums of all parts."""
+    shard_devices: Annotated[int, AtLeast(2)] | None = None
+    """hsdp: number of devices, neighbours by number, that share one copy of the network. Default: those of a
+    machine."""
 
 
 @dataclass
@@ -303,3 +318,7 @@ class RunConfig:
             yield f"train.momentum {train.momentum:g} has no effect: train.optimizer is {train.optimizer}, not sgd"
         if train.decay != default.decay and train.schedule != "wsd":
             yield f"train.decay {train.decay:g} has no effect: train.schedule is {train.schedule}, not wsd"
+        if self.exchange.shard_devices is not None and train.strategy != "hsdp":
+            yield f"exchange.shard_devices has no effect: train.strategy is {train.strategy}, not hsdp"
+        if self.exchange.gather != "float32" and train.strategy == "ddp":
+            yield f"exchange.gather {self.exchange.gather} has no effect: train.strategy is ddp, which gathers none"

@@ -72,6 +72,8 @@ class State:
     tensors: Tensors = field(default_factory=dict)
     divided: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Whole shapes of the tensors of which `tensors` holds only this process's rows, by name."""
+    parts: int | None = None
+    """Number of processes, the first ones, that hold such rows; the others hold copies. None: all hold rows."""
 
 
 class CheckpointFormat(Protocol):

@@ -23,6 +23,9 @@ from runner_core.contract.start import StartWeights
 from runner_core.contract.team import ALONE, Place, Team
 from runner_core.contract.values import Array, Arrays, HostBatch, Infer, Json, Tensors
 
+SHARDED = ("fsdp", "hsdp")
+"""Strategies (`Trainer.strategy`) with which a process holds only a part of each weight."""
+
 
 class Hooks(Protocol):
     """The loaded plugins; a hook is called by its name, with all its arguments in hooks.py."""
@@ -156,7 +159,7 @@ class Trainer(Protocol):
     block: int
     """Number of steps that go to the device at once; 1 if each goes alone."""
     strategy: str
-    """single, or the way in which several processes share a network: ddp, fsdp."""
+    """single, or the way in which several processes share a network: ddp, fsdp, hsdp."""
     undivided: Sequence[str]
     """Metrics whose parts cannot be joined: because of them, each of several processes validates the whole split."""
     faults: Sequence[Finding]

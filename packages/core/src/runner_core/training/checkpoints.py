@@ -184,7 +184,9 @@ class Checkpoints:
             written = sorted(path for path in folder.rglob("*") if path.is_file())
         else:
             assert isinstance(self.format, DividedFormat)
-            written = sorted(self.format.write_part(folder, state, team.number, team.count))
+            count = state.parts or team.count
+            holds = team.number < count
+            written = sorted(self.format.write_part(folder, state, team.number, count)) if holds else []
             for path in written:
                 flush(path)
         return {
@@ -393,7 +395,7 @@ def refuse_unshared(folder: Path, team: Exchange) -> None:
         mark.rmdir()
     if blind:
         raise BadInput(
-            f"with train.strategy fsdp each process writes its part of a checkpoint into {folder}, and process "
+            f"with train.strategy fsdp or hsdp each process writes its part of a checkpoint into {folder}, and process "
             f"{blind[0]} of {team.count} sees another folder of that name: name one that all machines share (--run-dir)"
         )
 

@@ -22,7 +22,7 @@ from runner_core.config.values import flat, removed
 from runner_core.contract import Json
 from runner_core.contract.project import Project
 from runner_core.contract.run import DividedFormat
-from runner_core.contract.setup import Data
+from runner_core.contract.setup import SHARDED, Data
 from runner_core.contract.team import ALONE
 from runner_core.data.blocks import Chosen
 from runner_core.engines.energy import EnergyMeter
@@ -51,6 +51,8 @@ FREE_SETTINGS = (
     "train.kernels",
     "exchange.gradients",
     "exchange.unused",
+    "exchange.shard_devices",
+    "exchange.features",
 )
 
 _NAMES = {"train.batch_size": "train.batch_size times train.devices"}
@@ -217,7 +219,7 @@ class Keeper:
         )
         self.checkpoints.kept_before = parts.cadence.before_decay
         self._background = Background("checkpoint")
-        self._divided = parts.trainer.strategy == "fsdp" and isinstance(setup.checkpoint_format, DividedFormat)
+        self._divided = parts.trainer.strategy in SHARDED and isinstance(setup.checkpoint_format, DividedFormat)
         if self._divided:
             refuse_unshared(folder, self._team)
         self._exchange = self._team.aside() if self._divided else ALONE
@@ -291,7 +293,7 @@ class Keeper:
         Raises BadInput for a run of other settings, data or length.
         """
         verified = not self._team.first  # by the first one, which found it
-        saved = self.checkpoints.load(path, rows=self._parts.trainer.strategy == "fsdp", verified=verified)
+        saved = self.checkpoints.load(path, rows=self._parts.trainer.strategy in SHARDED, verified=verified)
         refuse_nan(saved, path)
         defaults = flat(type(self._parts.setup.config)())
         refuse_other_settings(saved.values["settings"], self._fingerprint, defaults)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from runner_core.base.errors import BadInput
 from runner_core.contract.team import Place
@@ -19,6 +21,19 @@ RENDEZVOUS = "RUNNER_RENDEZVOUS"
 _ATTEMPT = "TORCHELASTIC_RESTART_COUNT"
 """torchrun keeps its store when it starts the processes again (https://github.com/pytorch/pytorch/issues/135712)."""
 _PORTS = range(20_000, 40_000)
+
+
+def beside_each_other(count: int, meeting: Path) -> dict[str, str]:
+    """Return variables for each of `count` processes on this machine, which meet at that file and share its cores."""
+    cores = len(os.sched_getaffinity(0))
+    usual = {"OMP_NUM_THREADS": str(max(1, cores // count)), "GLOO_SOCKET_IFNAME": "lo"}
+    ours = {RENDEZVOUS: str(meeting), "WORLD_SIZE": str(count)}
+    return {name: os.environ.get(name, value) for name, value in usual.items()} | ours
+
+
+def in_place(number: int, count: int) -> dict[str, str]:
+    """Return further variables for the process of that number among them."""
+    return {"RANK": str(number), "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(count)}
 
 
 def find_place(environment: Environment) -> Place | None:

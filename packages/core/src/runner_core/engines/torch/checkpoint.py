@@ -19,7 +19,7 @@ from runner_core.data.sampling import stream_seed
 from runner_core.engines import checkpoint
 from runner_core.engines.checkpoint import SafetensorsFiles, damaged_if_wrong
 from runner_core.engines.torch import accelerator, ranks
-from runner_core.engines.torch.parallel import Rows, gathered, is_rows, own
+from runner_core.engines.torch.shards import Rows, gathered, is_copy, is_rows, own, parts
 
 INDEX = "index.json"
 
@@ -52,10 +52,10 @@ class SafetensorsFormat(SafetensorsFiles):
             with damaged_if_wrong(folder, folder / INDEX):
                 index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
                 count = int(index["files"])
-                parts = [self.read_tensors(folder, device, _ending(number, count)) for number in range(count)]
+                files = [self.read_tensors(folder, device, _ending(number, count)) for number in range(count)]
                 for name, shape in index["shapes"].items():
                     stored = index["shared"].get(name, name)
-                    state.tensors[name] = Rows([part[stored] for part in parts if stored in part], shape)
+                    state.tensors[name] = Rows([part[stored] for part in files if stored in part], shape)
         return state
 
     def save(self, tensors: Tensors, file: Path) -> None:
@@ -128,12 +128,15 @@ class Held:
     def __init__(self) -> None:
         self._memory: dict[str, torch.Tensor] = {}
 
-    def __call__(self, tensors: Tensors, divided: bool) -> tuple[Tensors, dict[str, tuple[int, ...]]]:
-        """Return the copies, and the whole shapes of those that are this process's rows; waits for the device.
+    def __call__(self, tensors: Tensors, divided: bool) -> tuple[Tensors, dict[str, tuple[int, ...]], int | None]:
+        """Return the copies, the whole shapes of those that are this process's rows, and `State.parts`.
+
+        Waits for the device.
 
         Tensors that share memory have one copy. Without `divided`, the first process gathers sharded tensors. Other
         processes return only what they have to write: nothing, or their rows.
         """
+        holders: int | None = None
         copies: Tensors = {}
         shapes: dict[str, tuple[int, ...]] = {}
         names: dict[Any, str] = {}
@@ -141,6 +144,9 @@ class Held:
             rows = own(tensor)
             place = (*place_of(rows), tuple(tensor.shape))
             if divided and is_rows(tensor):
+                holders = parts(tensor)
+                if is_copy(tensor):
+                    continue
                 shapes[name] = tuple(tensor.shape)
             else:
                 rows = gathered(tensor)  # by all processes
@@ -150,7 +156,7 @@ class Held:
             copies[name] = copies[first] if first != name else self._copy(name, rows)
         for device in {tensor.device for tensor in tensors.values()}:
             accelerator.wait(device)
-        return copies, shapes
+        return copies, shapes, holders
 
     def _copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         kept = self._memory.get(name)

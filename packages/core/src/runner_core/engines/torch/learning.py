@@ -16,15 +16,16 @@ from runner_core.config import TrainConfig
 from runner_core.contract import Metric, Progress, Step, Tensors
 from runner_core.contract.phases import BACKWARD, LOSS, unnoticed
 from runner_core.contract.project import Project
-from runner_core.contract.setup import Setup
+from runner_core.contract.setup import SHARDED, Setup
 from runner_core.engines.returned import detached, refuse_no_step, refuse_unused_optimizer
 from runner_core.engines.schedule import Schedule
-from runner_core.engines.torch import precision
+from runner_core.engines.torch import precision, ranks
 from runner_core.engines.torch.checkpoint import Generators, refuse_other_dtypes, seed_generators
 from runner_core.engines.torch.gradient_norms import GradientNorms
 from runner_core.engines.torch.memory import MicroBatches, Rewind, part
 from runner_core.engines.torch.muon import build_muon
-from runner_core.engines.torch.parallel import divided, fresh, gathered, parallel, place
+from runner_core.engines.torch.parallel import fresh, parallel, place
+from runner_core.engines.torch.shards import divided, gathered
 from runner_core.engines.torch.weights import Average
 
 
@@ -50,7 +51,9 @@ class Learning:
         self._cast = precision.autocast(setup.precision, device)
         self.scaler = precision.grad_scaler(setup.precision, device)
         memory = setup.device.memory_bytes
-        self.parallel = parallel(project, self.network, device, setup.precision, memory, team.count)
+        ranks.gather_by(project.config.exchange.features)
+        hosts = [member.host for member in getattr(team, "members", ())]
+        self.parallel = parallel(project, self.network, device, setup.precision, memory, team.count, self._kept, hosts)
         self._generators = Generators(team, device, config.seed)
         self.optimizer = build_optimizer(project, self.network, config)
         self._step_optimizer = quick_step(self.optimizer)
@@ -60,8 +63,8 @@ class Learning:
         self.average = None if config.ema is None else Average(self.network, config.ema)
         own = project.learning()
         self._splittable, self._after_step = own.splittable, own.after_step
-        # fsdp gathers the weights at the network's outputs, wherever a gradient passes them
-        self.norms = None if self.parallel.name == "fsdp" else GradientNorms(project, metrics, team.count == 1)
+        # fsdp and hsdp gather the weights at the network's outputs, wherever a gradient passes them
+        self.norms = None if self.parallel.name in SHARDED else GradientNorms(project, metrics, team.count == 1)
         self._project_step = project.step
         if self.norms is not None and team.count > 1:
             self._project_step = self.norms.around(project.step)

@@ -29,7 +29,7 @@ from runner_core.engines.torch.accelerator import (
     taken_by_others,
 )
 from runner_core.engines.torch.checkpoint import read_generators, write_generators
-from runner_core.engines.torch.parallel import own
+from runner_core.engines.torch.shards import own
 from runner_core.engines.torch.weights import Average
 
 Backward = Callable[[Tensors, Progress, float], dict[str, Any]]

@@ -56,7 +56,7 @@ def build_muon(project: str, groups: Sequence[Any], config: TrainConfig) -> Muon
             'groups with "hidden": True): take adamw'
         )
     if any(hasattr(parameter, "device_mesh") for parameter in hidden):
-        raise BadInput("train.optimizer muon needs whole matrices, and fsdp divides them: set train.strategy ddp")
+        raise BadInput("train.optimizer muon needs whole matrices, which fsdp and hsdp divide: set train.strategy ddp")
     return MuonWithAdamW(groups, config.learning_rate, config.weight_decay)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import distributed
@@ -65,14 +65,34 @@ def apart() -> Iterator[None]:
 class _Gathered(torch.autograd.Function):
     """All-gather; its transpose sums the gradients of all ranks' losses for each part."""
 
+    scatters: ClassVar[bool] = True
+    """`exchange.features`: each rank receives the sum of its own part, and not of all parts."""
+    used: ClassVar[bool] = False
+
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(count())]
-        distributed.all_gather(parts, tensor.contiguous())
-        return torch.cat(parts)
+        _Gathered.used = _Gathered.used or ctx.needs_input_grad[0]
+        whole = tensor.new_empty((count() * len(tensor), *tensor.shape[1:]))
+        distributed.all_gather_into_tensor(whole, tensor.contiguous())
+        return whole
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        ranks = distributed.get_world_size()
+        if _Gathered.scatters:
+            own = gradient.new_empty((len(gradient) // ranks, *gradient.shape[1:]))
+            distributed.reduce_scatter_tensor(own, gradient.contiguous())
+            return own
         total = gradient.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(total)
-        return total.chunk(distributed.get_world_size())[distributed.get_rank()]
+        return total.chunk(ranks)[distributed.get_rank()]
+
+
+def gather_by(features: str) -> None:
+    """Sum the gradients of gathered tensors as `exchange.features` says, from now on."""
+    _Gathered.scatters, _Gathered.used = features == "scatter", False
+
+
+def gathered_by() -> str | None:
+    """Return how gradients of gathered tensors are summed, or None if no tensor was gathered since `gather_by`."""
+    return ("scatter" if _Gathered.scatters else "all") if _Gathered.used else None

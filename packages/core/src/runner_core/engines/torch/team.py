@@ -49,7 +49,7 @@ class TorchTeam:
         met = self._met()
         self._store = distributed.PrefixStore(f"attempt-{place.attempt}", met)
         self.members = self._introduced()
-        with _unheard():
+        with unheard():
             self._connect(device)
         self._heartbeat = Heartbeat(self._store.clone(), place, self.members, patience, self._end)
         distributed.barrier(self._hosts)
@@ -149,7 +149,7 @@ class TorchTeam:
     def aside(self) -> Aside:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 
-        with _unheard():
+        with unheard():
             group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self._patience))
         _set_pg_timeout(_WITHOUT_LIMIT, group)  # the others may write for longer than gloo's half an hour
         return Aside(self.number, self.count, group, self._heartbeat)
@@ -297,7 +297,7 @@ def _first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def unheard() -> Iterator[None]:
     """Suppress gloo's messages in standard output about connections."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)

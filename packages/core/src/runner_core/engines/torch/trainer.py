@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from runner_core.contract.footprint import Footprint
 from runner_core.contract.kernels import Observed, Updated, Way
 from runner_core.contract.phases import AUGMENT, MOVE, OPTIMIZER, WAIT, unnoticed
 from runner_core.contract.project import Project, overrides
-from runner_core.contract.setup import Data, Setup
+from runner_core.contract.setup import SHARDED, Data, Setup
 from runner_core.data.sampling import stream_seed
 from runner_core.engines import returned
 from runner_core.engines.memory import NoRoom, no_room
@@ -67,6 +68,12 @@ class TorchTrainer:
         self._held = Held()
         self.phase: Callable[[str], None] = unnoticed
         self._queued = torch.Event(device) if device.type != "cpu" else None
+
+    @property
+    def exchange(self) -> Mapping[str, str]:
+        """What processes exchange in a step, by the name of the setting that decides it; known after the first step."""
+        features = ranks.gathered_by()
+        return {**self.learning.parallel.exchange, **({} if features is None else {"exchange.features": features})}
 
     # ------------------------------------------------------------ one step
 
@@ -249,8 +256,8 @@ class TorchTrainer:
     def hold(self, divided: bool) -> State:
         """Return copies in host memory. Raise Unhealthy instead of returning NaN."""
         values, tensors = flatten(self._tree(), gathers=False)
-        held, shapes = self._held(tensors, divided)
-        return State({"torch": values}, held, shapes)
+        held, shapes, parts = self._held(tensors, divided)
+        return State({"torch": values}, held, shapes, parts)
 
     def _tree(self) -> dict[str, Any]:
         self._refuse_nonfinite()
@@ -274,12 +281,16 @@ class TorchTrainer:
     def footprint(self, arrays: Arrays) -> Footprint:
         """Return the memory that training takes, from a forward and backward pass of a few of these samples.
 
-        With fsdp no step is measured, because every process would have to wait for the others.
+        With fsdp and hsdp no step is measured, because every process would have to wait for the others.
         """
-        loss = None if self.strategy == "fsdp" else partial(self._loss_of, arrays)
+        loss = None if self.strategy in SHARDED else partial(self._loss_of, arrays)
         learning = self.learning
         held = self.network, self.optimizer, learning.parameters, learning.average
-        return footprint(*held, self.device, learning.micro.size, loss)
+        found = footprint(*held, self.device, learning.micro.size, loss)
+        if self.strategy in SHARDED and self.config.accumulate > 1 and self.exchange["exchange.gradients"] == "step":
+            whole = sum(p.numel() * p.element_size() for p in learning.parameters if p.requires_grad)
+            return replace(found, gradients=whole)  # those that wait for the last micro-batch are not divided
+        return found
 
     def _loss_of(self, arrays: Arrays, count: int) -> torch.Tensor:
         """Return the loss of the first samples at the end of training, when all terms of the loss are active."""

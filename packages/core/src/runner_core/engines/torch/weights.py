@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from runner_core.contract import Array, Step, Tensors
 from runner_core.engines.torch.gradient_norms import tensors_in
-from runner_core.engines.torch.parallel import divided, own
+from runner_core.engines.torch.shards import divided, own
 from runner_core.engines.weights import MovingAverage
 
 

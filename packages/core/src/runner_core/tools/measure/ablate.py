@@ -16,10 +16,10 @@ from runner_core.base.location import Url, location
 from runner_core.base.resources import available_ram
 from runner_core.contract import Json
 from runner_core.tools.measure.agreement import parity
+from runner_core.tools.measure.optimisations import ALL, CORE, SAME
 from runner_core.tools.measure.outcome import Case, Result
 from runner_core.tools.measure.paired import DATA, LOSS, NETWORK, STEP, Contender, Rounds
 from runner_core.tools.measure.process import TrialFailed
-from runner_core.tools.measure.remedies import ALL, CORE, SAME
 from runner_core.tools.measure.times import spread
 from runner_core.tools.measure.trial import SHARE_OF_RAM, Doubt, Ready, Trial
 from runner_core.training.assembly import TrainingSpec

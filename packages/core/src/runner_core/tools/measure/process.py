@@ -15,10 +15,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from runner_core.base.errors import RunnerError
 from runner_core.base.files import size_text
 from runner_core.contract import Json
+from runner_core.training.launchers import beside_each_other, in_place
 
 _LOOK = 0.5
 """Seconds between two measurements of the process's memory."""
@@ -31,22 +33,25 @@ _PATIENCE = 3.0
 class TrialFailed(RunnerError):
     """These settings cannot be measured.
 
-    `memory` means that memory did not suffice. `output` is the process's last output.
+    `memory` means that memory did not suffice. `output` is the process's last output. `waited` means that it only took
+    too long.
     """
 
-    def __init__(self, reason: str, memory: bool = False, output: str = "") -> None:
+    def __init__(self, reason: str, memory: bool = False, output: str = "", waited: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.memory, self.output = reason, memory, output
+        self.reason, self.memory, self.output, self.waited = reason, memory, output, waited
 
 
 class WorkerProcess:
     """`runner_core.tools.measure.worker` as a process, which ends when it is closed or this process ends.
 
     The process is stopped when its own host memory (without files that it maps) reaches `memory_bytes`. `say` receives
-    its messages before an answer.
+    its messages before an answer. `variables` are added to its environment.
     """
 
-    def __init__(self, memory_bytes: int | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, memory_bytes: int | None, say: Callable[[str], None], variables: Mapping[str, str] | None = None
+    ) -> None:
         self._memory_bytes, self._say = memory_bytes, say
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
@@ -54,6 +59,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._output,
+            env={**os.environ, **(variables or {})},
         )
         self._unread = b""
 
@@ -63,12 +69,20 @@ class WorkerProcess:
 
     def ask(self, what: str, arguments: Mapping[str, Json], timeout: float | None) -> Json:
         """Return the answer to a request within `timeout` seconds; raise TrialFailed, then close the process."""
+        self.tell(what, arguments)
+        return self.answer(timeout)
+
+    def tell(self, what: str, arguments: Mapping[str, Json]) -> None:
+        """Send a request, whose answer `answer` returns; raise TrialFailed."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"do": what, **arguments}).encode() + b"\n")
             self._process.stdin.flush()
         except OSError:
             raise self._ended() from None
+
+    def answer(self, timeout: float | None) -> Json:
+        """Return the answer to the request before; raise TrialFailed, also after `timeout` seconds."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             match json.loads(self._line(until)):
@@ -99,7 +113,7 @@ class WorkerProcess:
             if not select.select([pipe], [], [], _LOOK)[0]:
                 self._refuse_more_memory()
                 if until is not None and time.monotonic() > until:
-                    raise TrialFailed("took longer than there is time for", output=self._printed())
+                    raise TrialFailed("took longer than there is time for", output=self._printed(), waited=True)
                 continue
             if not (more := os.read(pipe, 1 << 16)):
                 raise self._ended()
@@ -130,6 +144,37 @@ class WorkerProcess:
         self._output.seek(0, os.SEEK_END)
         self._output.seek(max(0, self._output.tell() - _TOLD))
         return self._output.read().decode(errors="replace")
+
+
+class Crew:
+    """The other processes of a trial on several devices, and this one's place as the first of `count`.
+
+    Each gets every request, so that all take the same steps. `folder` is where they meet.
+    """
+
+    def __init__(self, count: int, folder: Path) -> None:
+        os.environ.update(beside_each_other(count, folder / "meeting"))
+        self._others = [WorkerProcess(None, lambda text: None, in_place(number, count)) for number in range(1, count)]
+        os.environ.update(in_place(0, count))
+
+    def tell(self, what: str, arguments: Mapping[str, Json]) -> None:
+        for other in self._others:
+            other.tell(what, arguments)
+
+    def settle(self) -> None:
+        """Wait until all have answered; raise the first one's TrialFailed."""
+        for other in self._others:
+            other.answer(None)
+
+    def failure(self, error: Exception) -> Exception:
+        """Return why this process failed: the reason of another one if that failed first."""
+        for other in self._others:
+            try:
+                other.answer(_PATIENCE)
+            except TrialFailed as failure:
+                if not failure.waited:
+                    return failure
+        return error
 
 
 def own_memory(pid: int) -> int:

@@ -6,6 +6,7 @@ Everything is made by the functions that a training uses, so the measured times 
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ from runner_core.training.data import open_data
 from runner_core.training.kernels.check import verify
 from runner_core.training.kernels.known import remembered
 from runner_core.training.kernels.options import options
+from runner_core.training.launchers import RENDEZVOUS, find_place
 
 Say = Callable[[str], None]
 
@@ -51,6 +53,10 @@ class Training:
     def __init__(self, base: TrainingSpec, settings: Mapping[str, Json], folder: str, say: Say) -> None:
         setup = base.setup(settings)
         self._base, self._setup = base, setup
+        place = find_place(os.environ) if RENDEZVOUS in os.environ else None
+        if place is not None:  # one of several processes, each of which gets the same requests
+            setup.team = setup.engine.join(place)
+        self._team = setup.team
         self._data = data = open_data(setup, say)
         # settings that are tried may take more memory: their first step shows it
         plans = not settings and setup.config.health.memory == "refuse"
@@ -72,23 +78,26 @@ class Training:
         losses = self._settle()
         seconds = time.perf_counter() - before
         host, device = self.memory()
+        devices = self._team.count
         return Ready(
             engine=setup.engine.name,
-            device=setup.device.name or setup.device.kind,
+            device=f"{f'{devices} × ' if devices > 1 else ''}{setup.device.name or setup.device.kind}",
             kind=setup.device.kind,
             device_total=setup.device.memory_bytes,
             threads=_threads(setup.engine.versions()),
             precision=setup.precision.compute,
             cache=self._cache_mode(),
             set_bytes=_set_bytes(self._data.store),
-            batch=train.batch_size,
+            batch=train.batch_size * devices,
             sample={
                 name: f"{shape_text(spec.shape)} {spec.dtype}".strip()
                 for name, spec in self._data.samples["train"].spec.items()
                 if name != "record"
             },
             steps_per_epoch=self._cadence.steps_per_epoch,
-            samples_per_epoch=min(self._cadence.steps_per_epoch * train.batch_size, self._samples_per_epoch()),
+            samples_per_epoch=min(
+                self._cadence.steps_per_epoch * train.batch_size * devices, self._samples_per_epoch()
+            ),
             block=self._trainer.block,
             lead=self._lead,
             parameters=_parameters(self._trainer),
@@ -98,6 +107,8 @@ class Training:
             host_bytes=host,
             device_bytes=device,
             notes=tuple(self._trainer.notes()),
+            strategy=self._trainer.strategy,
+            exchange=dict(getattr(self._trainer, "exchange", {})),
         )
 
     # what `Trial` has by the same names:
@@ -111,9 +122,11 @@ class Training:
         samples, steps, waited = self._run(count)
         losses += self._settle()
         seconds = time.perf_counter() - begun
-        self._seconds = seconds / steps
+        self._seconds = self._team.share(seconds / steps)
         rest()
-        return asdict(Turn(seconds, samples, steps, waited, first, losses, tuple(self._trainer.notes())))
+        return asdict(
+            Turn(seconds, self._team.count * samples, steps, waited, first, losses, tuple(self._trainer.notes()))
+        )
 
     def data(self, seconds: float) -> Json:
         """Measure the loader alone, in samples/s."""
@@ -128,8 +141,8 @@ class Training:
             if (taken := time.perf_counter() - begun) >= seconds:
                 break
         if is_streamed(self._data.store):  # fetched records are here now, so nothing would wait for them again
-            self._skip(count)
-        return samples / taken
+            self._skip(self._team.share(count))
+        return self._team.count * samples / taken
 
     def network(self, count: int) -> Json:
         """Measure the network alone, in seconds per step."""
@@ -145,6 +158,8 @@ class Training:
 
     def loss(self, count: int) -> Json:
         """Measure the loss alone; return seconds or None."""
+        if self._team.count > 1:  # a loss may wait for the other processes
+            return None
         phases, step = self._setup.engine.phases(self._trainer), self._step % self._cadence.steps
         return None if phases is None else phases.loss_seconds(next(self._one_batch()), step, count)
 
@@ -168,7 +183,8 @@ class Training:
 
     def memory(self) -> tuple[int, int]:
         workers = sum(own_memory(child.pid) for child in psutil.Process().children())
-        return own_peak() + workers, self._trainer.peak_memory()
+        every = self._team.every([own_peak() + workers, self._trainer.peak_memory()])
+        return sum(host for host, _ in every), max(device for _, device in every)
 
     # ------------------------------------------------------------ steps
 

@@ -88,6 +88,10 @@ class Ready:
     device_bytes: int
     notes: tuple[str, ...] = ()
     """Messages of the engine, for example about a micro-batch halved for lack of memory."""
+    strategy: str = "single"
+    """`Trainer.strategy`."""
+    exchange: Mapping[str, Json] = field(default_factory=dict)
+    """What several devices exchange in a step, by the name of the setting that decides it."""
 
 
 @dataclass(frozen=True)

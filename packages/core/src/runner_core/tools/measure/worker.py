@@ -19,7 +19,11 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping
-from typing import IO, Any
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runner_core.tools.measure.process import Crew
 
 _OUT_OF_MEMORY = re.compile(r"(?i)out of (\w+ )?memory|fit into the device's memory|RESOURCE_EXHAUSTED|ALLOC_FAILED")
 
@@ -36,11 +40,19 @@ def main() -> int:
     folder = tempfile.mkdtemp(prefix="runner-trial-")
     threading.Thread(target=_read, args=(requests, waiting, folder), daemon=True).start()
     training: Any = None
+    crew: Crew | None = None
     while True:
         request = json.loads(waiting.get())
         what = request.pop("do")
         try:
             # loader processes import this module, too
+            if what == "start" and (count := _devices(request)) > 1:
+                from runner_core.tools.measure.process import Crew
+
+                crew = Crew(count, Path(folder))
+            if crew is not None:
+                crew.tell(what, request)
+
             from runner_core.tools.measure.training import Training, gradients, prepared, profiled
 
             if what in ("start", "prepare"):
@@ -50,14 +62,22 @@ def main() -> int:
                 answer = (profiled if what == "profile" else gradients)(**request, folder=folder)
             else:
                 answer = getattr(training, what)(**request)
+            if crew is not None:
+                crew.settle()
         except Exception as error:
             from runner_core.base.secrets import without_secrets
 
             print(without_secrets(traceback.format_exc()), file=sys.stderr)
-            _tell(answers, _failure(error))
+            _tell(answers, _failure(error if crew is None else crew.failure(error)))
             shutil.rmtree(folder, ignore_errors=True)
             return 1
         _tell(answers, {"answer": answer})
+
+
+def _devices(request: Mapping[str, Any]) -> int:
+    """Return the number of processes that this one starts the training with: 1 if it is one of several itself."""
+    settings = {"train.devices": request["base"]["settings"]["train"]["devices"], **request["settings"]}
+    return 1 if "RANK" in os.environ else int(settings["train.devices"])
 
 
 def _read(requests: IO[str], waiting: queue.SimpleQueue[str], folder: str) -> None:
@@ -80,7 +100,8 @@ def _failure(error: Exception) -> dict[str, Any]:
     from runner_core.base.errors import OutOfSpace, RunnerError
 
     text = str(error) if isinstance(error, RunnerError) else f"{type(error).__name__}: {error}"
-    memory = isinstance(error, (OutOfSpace, MemoryError)) or _OUT_OF_MEMORY.search(text) is not None
+    short = isinstance(error, (OutOfSpace, MemoryError)) or getattr(error, "memory", False)
+    memory = short or _OUT_OF_MEMORY.search(text) is not None
     return {"failed": text.strip(), "memory": memory}
 
 
