@@ -207,8 +207,9 @@ def test_outside_of_the_mask_nothing_is_annotated(root, large, open_store, proje
         assert np.array_equal(store.arrays["target"].read(0) & targets.LABEL, expected)
         assert store.arrays["surface"].shapes[0][0] == np.count_nonzero(expected == 1)
     monkeypatch.undo()
-    record = find_records(root / "whole.csv")[0]
-    assert np.array_equal(project.decode(record).arrays["label"], expected), "in memory, too"
+    for name in ("mask", "whole"):
+        record = find_records(root / f"{name}.csv")[0]
+        assert np.array_equal(project.decode(record).arrays["label"], expected), "in memory, too"
 
 
 def test_which_volumes_are_read_chunk_by_chunk(root, config, monkeypatch, write_volumes) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from runner_core import Array, BadInput, Location, RemoteConfig, Url, flush, remote_client, shape_text
+from runner_core import Array, BadInput, Location, RemoteConfig, Url, flush, remote_client
 
 from runner_vesuvius import zarrs
-from runner_vesuvius.volumes import as_label, volume_shape
+from runner_vesuvius.volumes import as_label, coarseness, refined, volume_shape
 
 Region = tuple[slice, slice, slice]
 CHUNK = 128
@@ -106,14 +106,7 @@ class Mask:
 
     def __init__(self, place: Location, remote: RemoteConfig, shape: Sequence[int]) -> None:
         self._volume = Volume(place, remote)
-        own = self._volume.shape
-        self._factors = [max(1, round(n / m)) for n, m in zip(shape, own, strict=True)]
-        pairs = zip(shape, own, self._factors, strict=True)
-        if any(m not in (n // factor, math.ceil(n / factor)) for n, m, factor in pairs):
-            raise BadInput(
-                f"{place}: a mask of {shape_text(own)} voxels for a volume of {shape_text(shape)}. It must have that "
-                "shape, or be coarser by a whole factor along each axis."
-            )
+        self._factors = coarseness(place, self._volume.shape, shape)
 
     def read(self, region: Region) -> Array:
         """Return where the mask is not 0 (bool), in the voxels of the scan."""
@@ -122,10 +115,7 @@ class Mask:
             for part, factor, n in zip(region, self._factors, self._volume.shape, strict=True)
         )
         found = self._volume.read((coarse[0], coarse[1], coarse[2])) != 0
-        for axis, (part, factor) in enumerate(zip(region, self._factors, strict=True)):
-            places = np.minimum(np.arange(part.start, part.stop) // factor, self._volume.shape[axis] - 1)
-            found = np.take(found, places - coarse[axis].start, axis)
-        return found
+        return refined(found, region, self._factors, self._volume.shape, [part.start for part in coarse])
 
 
 @dataclass(frozen=True)

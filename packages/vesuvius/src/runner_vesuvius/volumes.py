@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import index
 from pathlib import Path
@@ -25,11 +25,13 @@ from runner_vesuvius.tif import write as write_tif
 __all__ = [
     "SUFFIXES",
     "Outline",
+    "coarseness",
     "highest",
     "outline",
     "read_image",
     "read_label",
     "read_truth",
+    "refined",
     "refuse_large",
     "suffix",
     "volume_shape",
@@ -170,9 +172,9 @@ def _translated(path: Location, volume: Array, meanings: Mapping[int, int]) -> A
 def read_truth(files: Mapping[str, Path], shape: tuple[int, ...]) -> Array:
     """Read the label among a record's files ("image", "label"); `shape` is the image's.
 
-    Outside of the mask "annotated", if there is one, it is 2 (ignore).
+    Outside of the mask "annotated", if there is one, it is 2 (ignore). That may be coarser by whole factors.
 
-    Raises BadInput as `read_label` does, and if the two shapes differ.
+    Raises BadInput as `read_label` does, and if the shapes do not go together.
     """
     label = read_label(files["label"])
     if label.shape != shape:
@@ -187,14 +189,34 @@ def read_truth(files: Mapping[str, Path], shape: tuple[int, ...]) -> Array:
 
 
 def _annotated(path: Path, shape: tuple[int, ...]) -> Array:
-    """Return where a mask of the label's shape is not 0."""
+    """Return where a mask is not 0, in the label's voxels; it may be coarser."""
     mask = read_stored(path)
-    if mask.shape != shape:
+    factors = coarseness(path, mask.shape, shape)
+    return refined(mask != 0, [slice(0, n) for n in shape], factors, mask.shape)
+
+
+def coarseness(place: Location, own: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """Return by which factor a mask of shape `own` is coarser than a volume of `shape`, along each axis.
+
+    Raises BadInput if it is not coarser by whole factors.
+    """
+    factors = [max(1, round(n / m)) for n, m in zip(shape, own, strict=True)]
+    if any(m not in (n // factor, math.ceil(n / factor)) for n, m, factor in zip(shape, own, factors, strict=True)):
         raise BadInput(
-            f"{path}: a mask of {shape_text(mask.shape)} voxels for a label of {shape_text(shape)}. In memory, it must "
-            "have that shape."
+            f"{place}: a mask of {shape_text(own)} voxels for a volume of {shape_text(shape)}. It must have that "
+            "shape, or be coarser by a whole factor along each axis."
         )
-    return mask != 0
+    return factors
+
+
+def refined(
+    part: Array, region: Sequence[slice], factors: Sequence[int], own: Sequence[int], start: Sequence[int] = (0, 0, 0)
+) -> Array:
+    """Return a region of a volume from `part` of its coarser mask, which has shape `own`; `part` begins at `start`."""
+    for axis, (wanted, factor, n, first) in enumerate(zip(region, factors, own, start, strict=True)):
+        if factor > 1:
+            part = np.take(part, np.minimum(np.arange(wanted.start, wanted.stop) // factor, n - 1) - first, axis)
+    return part
 
 
 def _read(path: Path, shape: tuple[int, int, int], dtype: np.dtype[Any]) -> Array:
