@@ -1,9 +1,10 @@
 """What limits a training on 8, 64 and 512 GPUs: bytes between machines, beats in the store, the order of the samples.
 
 Bytes are arithmetic: a ring of n processes sends 2 (n - 1) / n of what all of them sum up. runner sums float32
-gradients in one ring, or gathers weights twice a step and sums gradients once (sharded), over all processes. What a
-step waits for the network is that of a machine with 8 GPUs on one link. Nothing is hidden behind the computation here,
-as PyTorch hides some of it, so these are upper bounds.
+gradients in one ring (ddp), or gathers weights twice a step and sums gradients once, over all processes (fsdp) or
+within each machine, and then sums each GPU's part between machines (hsdp). What a step waits for the network is that of
+a machine with 8 GPUs on one link. Nothing is hidden behind the computation here, as PyTorch hides some of it, so these
+are upper bounds.
 
 The store and the order are measured: one process does what all ranks together do in the store of the first one, and
 what each rank does at an epoch's start. No GPU was there, and no network between machines.
@@ -33,14 +34,33 @@ def ring(size: float, processes: int) -> float:
     return 2 * (processes - 1) / processes * size
 
 
-def gathered(size: float, processes: int) -> float:
+def gathered(weights: float, gradients: float, processes: int) -> float:
     """Return the bytes that each process sends for a sharded step: weights gathered twice, gradients summed once."""
-    return 3 * (processes - 1) / processes * size
+    return (processes - 1) / processes * (2 * weights + gradients)
 
 
-def between(sent: float, gpus: int) -> float:
-    """Return seconds on the link of a machine: in a ring in the machines' order, one of its processes sends outside."""
-    return 0.0 if gpus <= A_NODE else sent / LINK
+def ways(weights: float, gpus: int) -> dict[str, tuple[float, float]]:
+    """Return the bytes that a GPU sends in a step, and those of all that leave a machine, by the way to share.
+
+    In a ring in the machines' order, one of a machine's processes sends outside.
+    """
+    found = {"ddp": [ring(4 * weights, gpus)] * 2}
+    for name, wide, sums in (("", 4, 4), (", weights in bfloat16", 2, 4), (", all in bfloat16", 2, 2)):
+        found[f"fsdp{name}"] = [gathered(wide * weights, sums * weights, gpus)] * 2
+        inside, outside = gathered(wide * weights, sums * weights, A_NODE), ring(sums * weights, gpus // A_NODE)
+        found[f"hsdp{name}"] = [inside + outside / A_NODE, outside]
+    return {name: (sent, outside if gpus > A_NODE else 0.0) for name, (sent, outside) in found.items()}
+
+
+def network() -> list[list[Cell]]:
+    """Return the rows of what a step sends."""
+    rows: list[list[Cell]] = []
+    for name, weights in NETWORKS.items():
+        each = [ways(weights, gpus) for gpus in GPUS]
+        for way in each[0]:
+            milliseconds = [1e3 * found[way][1] / LINK for found in each]
+            rows.append([f"runner, {name}, {way}", each[-1][way][0] / 1e9, *milliseconds])
+    return rows
 
 
 def beating(ranks: int, rounds: int) -> float:
@@ -70,11 +90,6 @@ def ordering(count: int) -> float:
 def run(options: Options) -> Result:
     samples, rounds = (SAMPLES // 100, 1) if options.quick else (SAMPLES, 5)
     order = ordering(samples)
-    network: list[list[Cell]] = []
-    for name, weights in NETWORKS.items():
-        for kind, cost in (("one ring", ring), ("sharded", gathered)):
-            seconds = [between(cost(4 * weights, gpus), gpus) for gpus in GPUS]
-            network.append([f"runner, {name}, {kind}", cost(4 * weights, GPUS[-1]) / 1e9, *(1e3 * s for s in seconds)])
     others: list[list[Cell]] = []
     for gpus in GPUS:
         steps = SAMPLES // (BATCH * gpus)
@@ -87,7 +102,9 @@ def run(options: Options) -> Result:
         "What limits scaling",
         __doc__ or "",
         [
-            Table(["", "sent by a GPU (GB a step)", *(f"{gpus} GPUs: network (ms a step)" for gpus in GPUS)], network),
+            Table(
+                ["", "sent by a GPU (GB a step)", *(f"{gpus} GPUs: network (ms a step)" for gpus in GPUS)], network()
+            ),
             Table(
                 ["", f"steps of an epoch ({BATCH} samples a GPU)", f"epoch at {STEP} s a step (s)",
                  "order: cores of a machine", "store: cores of the first", "records on a machine (GB)",

@@ -56,6 +56,9 @@ def test_gradients_are_exchanged_once_a_step(done: Path) -> None:
     assert first["ddp-find"] == {"all-reduce": STEPS * (WEIGHTS + 4)}, "and a weight of ours that no step uses"
     fewer, more = (first[f"fsdp-{when}"]["reduce-scatter"] for when in ("step", "micro_batch"))
     assert 2 * fewer == more
+    kept = [json.loads((done / f"kept-{number}.json").read_text()) for number in range(2)]
+    assert [one["step"] for one in kept] == [WEIGHTS] * 2, "gradients that wait are whole in each process"
+    assert sum(one["micro_batch"] for one in kept) == WEIGHTS
 
 
 def test_gathered_features_get_their_own_gradients_alone_and_the_same(done: Path) -> None:

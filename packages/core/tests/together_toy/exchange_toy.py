@@ -20,6 +20,7 @@ from runner_core.engines.torch import fsdp, parallel, ranks
 from runner_core.engines.torch.shards import gathered
 from runner_core.engines.torch.team import TorchTeam
 from runner_core.engines.torch.traffic import Traffic
+from runner_core.training.assembly import assemble
 from together_toy import toy
 from torch import nn
 from torch.nn import functional as F
@@ -96,6 +97,18 @@ HALF = {"train__strategy": "fsdp", "precision__mode": "bfloat16", "net__dropout"
         "train__learning_rate": 1e-3}  # fmt: skip
 
 
+def kept_gradients(folder: Path, team) -> dict[str, int]:
+    """The bytes of gradients that the memory plan counts for a process of fsdp, by when they are exchanged."""
+    found = {}
+    for when in ("step", "micro_batch"):
+        more = {"train__strategy": "fsdp", "exchange__gradients": when}
+        setup = toy.ToySetup(Steady(settings(team.count, **more)), team=team)
+        parts = assemble(setup, toy.make_data(setup.project), folder, lambda text: None)
+        found[when] = parts.trainer.footprint({}).gradients
+        parts.loaders.close()
+    return found
+
+
 def errors(number: int) -> dict[str, float]:
     """The largest error of a gradient summed in bfloat16, over what rounding explains, by strategy: 3 u Σ|g| / n.
 
@@ -145,6 +158,7 @@ def main(folder: Path, number: int, count: int) -> None:
             with Traffic() as traffic[name]:
                 half = toy.small(**HALF, train__devices=count, exchange__gather=gather)
                 toy.run(half, folder / name, project=kind, team=team)
+    (folder / f"kept-{number}.json").write_text(json.dumps(kept_gradients(folder, team)))
     (folder / f"errors-{number}.json").write_text(json.dumps(errors(number)))
     try:
         toy.run(settings(count), folder / "forgetful", project=Forgetful, team=team)
