@@ -228,13 +228,16 @@ def test_a_place_of_mpi_and_of_kubeflow() -> None:
     assert find_place(kubeflow | {"LOCAL_RANK": "1"}) == Place(2, 4, 1, 4, "env://"), "several on this one"
     assert find_place({"PMIX_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}) is None
     assert find_place({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}) is None
+    assert find_place({"RANK": "0", "SLURM_PROCID": "0", "PMI_RANK": "captain"}) is None
 
 
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
         ({"TF_CONFIG": '{"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}}'}, "TF_CONFIG .* names 3 processes"),
-        ({"PMIX_RANK": "1"}, "PMIX_RANK is set in the environment, but not the number of processes"),
+        ({"PMIX_RANK": "0"}, "PMIX_RANK is set in the environment, but not the number of processes"),
+        ({"RANK": "1", "MASTER_ADDR": "a"}, "RANK is set in the environment, but not the number of processes"),
+        ({"PMI_RANK": "10"}, "PMI_RANK is set in the environment, but not the number of processes"),
     ],
 )
 def test_what_would_start_several_trainings_is_refused(environment: dict[str, str], said: str) -> None:

@@ -50,11 +50,13 @@ def find_place(environment: Environment) -> Place | None:
             f"TF_CONFIG in the environment names {workers} processes, and runner does not train with several of "
             "TensorFlow's: each would train by itself. Start one process, without TF_CONFIG"
         )
-    if "PMIX_RANK" in environment and not any(launcher.count in environment for launcher in _LAUNCHERS):
-        raise BadInput(
-            "PMIX_RANK is set in the environment, but not the number of processes, so each would train by itself: "
-            "start them with torchrun, srun or mpirun"
-        )
+    if not any(launcher.count in environment for launcher in _LAUNCHERS):
+        later = [own.number for own in _LAUNCHERS if environment.get(own.number, "").strip("0").isdecimal()]
+        for number in ["PMIX_RANK"] * ("PMIX_RANK" in environment) + later:
+            raise BadInput(
+                f"{number} is set in the environment, but not the number of processes, so each would train by itself: "
+                "start them with torchrun, srun or mpirun"
+            )
     return None
 
 
