@@ -99,6 +99,18 @@ def test_without_the_store_each_side_names_the_other(three: Team) -> None:
     three.store.cut.clear()
 
 
+def test_a_process_that_did_not_run_blames_nobody_for_it(three: Team) -> None:
+    three.beats[1]._looked -= 18  # as after SIGSTOP and SIGCONT
+    three.beats[1]._heard[0].at -= 18
+    time.sleep(0.6)
+    assert [beat.found for beat in three.beats] == [None] * 3, "the others are still there"
+    three.store.cut.set()  # they have ended, and with them the store
+    (lost,) = three.found((1,))
+    assert lost.numbers == (0, 1)
+    assert lost.text.startswith("process 1 (node1) of 3 did not run for 18 s, and nothing was heard from process 0 (")
+    three.store.cut.clear()
+
+
 def test_a_process_whose_main_thread_cannot_be_reached_is_ended(three: Team) -> None:
     three.beats[2].close()
     three.found((0, 1))

@@ -51,8 +51,11 @@ class Before:
 def leave(started: Started[Any], folder: RunFolder, error: BaseException, before: Before | None, trained: bool) -> None:
     """Record how the run ended after an error or an interruption; a refusal leaves everything as it was.
 
-    `before` is the run that was to be continued, None for a new one.
+    `before` is the run that was to be continued, None for a new one. A process that the others have lost records
+    nothing: they did, and may have started again.
     """
+    if isinstance(error, PeerLost) and started.setup.team.number in error.numbers:
+        return
     stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
     expected = stopped or isinstance(error, RunnerError)
     with suppress(OSError):  # a full disk must not hide the error itself
@@ -71,7 +74,8 @@ def leave(started: Started[Any], folder: RunFolder, error: BaseException, before
 def record_loss(started: Started[Any], folder: RunFolder, error: PeerLost) -> None:
     """Write into summary.json which process is lost; the first one that is left does so."""
     team = started.setup.team
-    if team.number == min(set(range(team.count)).difference(error.numbers), default=0):
+    left = set(range(team.count)).difference(error.numbers)
+    if team.number in left and team.number == min(left):
         with suppress(OSError):
             ended = {"status": "failed", "reason": str(error)}
             folder.write_summary(summary_of(started, _summary_so_far(folder) | ended))

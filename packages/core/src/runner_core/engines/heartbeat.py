@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -143,6 +143,7 @@ class Heartbeat:
         )
         self._interval = min(5.0, max(0.2, patience / 60))
         self._heard = {number: _Heard() for number in range(1 if place.number else len(members))}
+        self._looked, self._slept = time.monotonic(), 0.0
         self._ending = False  # the main thread knows
         self._closed = threading.Event()
         store.set(self._key(self._number), "0 0 0")
@@ -201,10 +202,24 @@ class Heartbeat:
         while self.found is None:
             if self._closed.wait(self._interval / 2):
                 return
+            self._notice_sleep()
             if (lost := self._judged()) is not None and self.found is None:
                 self._tell(lost)
         if not self._closed.wait(_GRACE) and not (self._ending and self._closed.wait(_GRACE)):
             self._end(self.found.error())
+
+    def _notice_sleep(self) -> None:
+        """Blame nobody for time in which this process itself did not run (SIGSTOP, a paused machine).
+
+        If it was longer than the others wait, they have ended, and named this process.
+        """
+        before, self._looked = self._looked, time.monotonic()
+        slept = self._looked - before - self._interval
+        if slept > self._patience / 2:
+            for heard in self._heard.values():
+                heard.at = heard.moved = self._looked
+        if slept > self._patience + 5 * self._interval:
+            self._slept = slept
 
     def _judged(self) -> Lost | None:
         now, patience = time.monotonic(), self._patience
@@ -223,6 +238,9 @@ class Heartbeat:
 
     def _tell(self, lost: Lost) -> None:
         """Record what was found, for this process and, if the store can be reached, for the others."""
+        if self._slept and lost.numbers:
+            own = f"{self._names([self._number])} did not run for {self._slept:.0f} s, and"
+            lost = replace(lost, numbers=(*lost.numbers, self._number), text=f"{own} {lost.text}")
         self.found = lost
         if self._number == 0:
             threading.Thread(target=self._publish, args=(json.dumps(asdict(lost)),), daemon=True).start()
