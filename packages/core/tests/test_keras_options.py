@@ -45,7 +45,7 @@ TESTED = {
     "seed": "test_keras_options.py::test_all_that_is_random_comes_from_the_seed",
     "deterministic": "test_keras_options.py::test_tensorflow_is_told_threads_and_determinism",
     "device": "test_keras_engine.py::test_device_names",
-    "devices": "test_keras_options.py::test_what_pytorch_alone_has_is_refused_before_tensorflow_is_imported",
+    "devices": "test_keras_devices.py::test_two_devices_learn_what_one_does",
     "patience_seconds": "test_distributed_cli.py::test_a_process_that_is_silent_ends_all_and_is_named",  # of several
     "strategy": "test_keras_options.py::test_what_pytorch_alone_has_is_refused_before_tensorflow_is_imported",
     "steps_per_execution": "test_keras_trainer.py::test_blocks_are_the_same_steps",
@@ -74,7 +74,6 @@ def in_a_process(code: str) -> str:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("train__devices=2", "train.devices 2: a Keras project trains on one device"),
         ("train__strategy='fsdp'", "train.strategy fsdp is for PyTorch"),
         ("train__channels_last='on'", "train.channels_last is for PyTorch"),
         ("exchange__unused='find'", "exchange.unused find is for PyTorch"),

@@ -95,7 +95,7 @@ class Cell:
 
 
 def cells(engine: str) -> list[Cell]:
-    """The cells of an engine: Keras trains on one device."""
+    """The cells of an engine: two processes train in torch alone."""
     return [Cell(engine, *rest) for rest in product((1, 2) if engine == "torch" else (1,), (0, 2), ("local", "stream"))]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageDraw
 from runner_core import Label, Layer, panels
-from scipy import ndimage
 
 from runner_openkbp import drawing, dvh
 from runner_openkbp.drawing import Colour, Curve, Plot, Scale, shadowed, text
@@ -194,6 +193,8 @@ class _View:
     @classmethod
     def of(cls, patient: Patient, places: Sequence[int], bars: int) -> _View:
         """Return the view in which three tiles and `bars` colour scales fill the picture's width."""
+        from scipy import ndimage
+
         body = ndimage.binary_opening(patient.ct[:, :, places].max(axis=2) > 500, iterations=2)
         body |= unpack(patient.masks[:, :, places], POSSIBLE).any(axis=2)
         hits = [np.flatnonzero(body.any(axis=axis)) for axis in (1, 0)]
@@ -241,6 +242,8 @@ class _View:
 
 def _outline(mask: Array) -> Array:
     """Return the mask's outline, two pixels wide, inside the mask."""
+    from scipy import ndimage
+
     return mask & ~np.asarray(ndimage.binary_erosion(mask, iterations=2))
 
 

@@ -18,6 +18,7 @@ from runner_core.plugins.builtin import named_run
 
 if TYPE_CHECKING:
     from runner_core.cli.start import Started
+    from runner_core.contract.team import Place
 
 AnyPath = str | os.PathLike[str]
 
@@ -81,8 +82,9 @@ def train(
         started = start_new(project, "train", TrainOptions, keywords(TrainOptions, given))
         framework(started.setup.project.framework)
         try:
-            if place_of(started.setup) is None and started.setup.config.train.devices > 1:
-                return _train_together(started)
+            place = place_of(started.setup)
+            if started.setup.config.train.devices > 1 and (place is None or place.devices > 1):
+                return _train_together(started, place)
             train_with(started, list)
         except Stopped as stopped:
             if stopped.exit_code != INTERRUPTED:  # SIGTERM: the program is to end
@@ -99,9 +101,9 @@ def train(
 INTERRUPTED = 130
 
 
-def _train_together(started: Started[Any]) -> Run:
-    """Train in several processes, which the command line starts, with the settings in a file."""
-    from runner_core.cli.train import train_with
+def _train_together(started: Started[Any], place: Place | None) -> Run:
+    """Train in a process for each device, or in one for all (`place`), with the settings in a file."""
+    from runner_core.cli.launch import launch
     from runner_core.plugins.settings import save
 
     options, setup = started.options, started.setup
@@ -116,7 +118,8 @@ def _train_together(started: Started[Any]) -> Run:
             words += ["--from", setup.start.source]
         for name in ("extension", "no_extension"):
             words += [word for value in getattr(options, name) for word in (f"--{name.replace('_', '-')}", value)]
-        code = train_with(started, lambda: words)
+        train = setup.config.train
+        code = launch([setup.name, "train", *words], train.devices if place is None else 1, train.patience_seconds)
     if code not in (0, INTERRUPTED):
         kinds = {BadInput.exit_code: BadInput, Unhealthy.exit_code: Unhealthy}
         raise kinds.get(code, RunnerError)(

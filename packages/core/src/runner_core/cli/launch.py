@@ -24,6 +24,7 @@ from typing import NoReturn
 from runner_core.base.errors import BadInput, PeerLost, RunnerError, Stopped, Unhealthy
 from runner_core.contract.setup import Setup
 from runner_core.contract.team import Place, Team
+from runner_core.engines.for_keras import place_for_keras
 from runner_core.training.launchers import RENDEZVOUS, beside_each_other, find_place, in_place
 from runner_core.training.signals import HANDLED, end_with_parent
 
@@ -123,9 +124,14 @@ _PEERS_LOOK = 1.0
 def place_of(setup: Setup) -> Place | None:
     """Return the place that torchrun, srun or `cli.launch` has given this process; None if none has.
 
-    Sets `train.devices` to the number of processes. Raises BadInput for settings that several processes cannot have.
+    A Keras training on several devices has its place in a single process. Sets `train.devices` to the number of
+    processes. Raises BadInput for settings that several devices cannot have.
     """
     train, place = setup.config.train, find_place(os.environ)
+    if train.devices > 1 and setup.config.cache.mode == "device":
+        raise _not_on_device(train.devices)
+    if setup.project.framework == "keras":
+        return place_for_keras(setup.config, place)
     if place is not None and train.devices not in (1, place.count):
         raise BadInput(
             f"train.devices is {train.devices}, but {place.count} processes were started: leave train.devices out"
@@ -133,8 +139,12 @@ def place_of(setup: Setup) -> Place | None:
     if place is not None:
         train.devices = place.count
     if train.devices > 1 and setup.config.cache.mode == "device":
-        raise BadInput(f"cache.mode device keeps the data on one GPU, and train.devices is {train.devices}: use memmap")
+        raise _not_on_device(train.devices)
     return place
+
+
+def _not_on_device(devices: int) -> BadInput:
+    return BadInput(f"cache.mode device keeps the data on one GPU, and train.devices is {devices}: use memmap")
 
 
 @contextmanager
@@ -144,6 +154,10 @@ def together(setup: Setup, place: Place | None) -> Iterator[None]:
     If several processes meet an error, one tells the user; the others leave silently, with its exit code.
     """
     if place is None:
+        yield
+        return
+    if place.count == 1:
+        setup.team = setup.engine.join(place)
         yield
         return
     if place.number:

@@ -161,16 +161,17 @@ class TrainConfig:
     """auto (the GPU if there is one), cpu, cuda, or one GPU such as cuda:1. A PyTorch built for Intel's or Apple's GPUs
     takes xpu or mps instead of cuda."""
     devices: Annotated[int, AtLeast(1)] = 1
-    """PyTorch only: number of GPUs that train together, each in its own process (--devices N for short). Under
-    torchrun or srun: the number of processes they started."""
+    """Number of GPUs that train together (--devices N for short), with `train.device cpu` parts of the processor.
+    PyTorch has a process for each, Keras one for all of a machine. Under torchrun or srun (PyTorch only): the number
+    of processes they started."""
     patience_seconds: Annotated[float, AtLeast(5)] = 300.0
     """With several processes: seconds after which a process that is silent, or stays behind in a step, ends the
     training with exit code 75. Preparing data, validating and saving may take longer."""
     strategy: Literal["auto", "ddp", "fsdp", "hsdp"] = "auto"
-    """How several devices share the network. ddp: each has the whole network. fsdp: each keeps a part of every
-    weight, its gradient and its optimizer state. hsdp: so do the devices of each machine (`exchange.shard_devices`),
-    and between machines goes only the sum of each part of the gradients. auto: ddp, or fsdp if all these would take
-    more than a quarter of a device's memory."""
+    """PyTorch only: how several devices share the network. ddp: each has the whole network. fsdp: each keeps a part of
+    every weight, its gradient and its optimizer state. hsdp: so do the devices of each machine
+    (`exchange.shard_devices`), and between machines goes only the sum of each part of the gradients. auto: ddp, or
+    fsdp if all these would take more than a quarter of a device's memory."""
     steps_per_execution: Annotated[int, AtLeast(1)] = 1
     """Keras only: steps that go to the device at once. More than 1 saves time if a step takes about a millisecond;
     logs, checkpoints and signals then wait for the end of such a block."""

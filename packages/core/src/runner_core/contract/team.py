@@ -33,6 +33,9 @@ class Exchange(Protocol):
 
 
 class Team(Exchange, Protocol):
+    devices: int
+    """Number of devices of each process, each of which takes a share of the process's batch."""
+
     def aside(self) -> Exchange:
         """Return another exchange, for a thread beside the training; all processes must call this."""
         ...
@@ -78,6 +81,9 @@ class Alone:
     """A `Team` of one process."""
 
     number, count, first = 0, 1, True
+
+    def __init__(self, devices: int = 1) -> None:
+        self.devices = devices
 
     def aside(self) -> Exchange:
         return self
@@ -129,6 +135,8 @@ class Place:
     local_count: int
     rendezvous: str
     """Meeting point: file://PATH or tcp://HOST:PORT; for env:// torch.distributed reads it from the environment."""
+    devices: int = 1
+    """Number of devices of this process. Keras has several, PyTorch a process for each."""
     attempt: int = 0
     """How often the launcher has started all processes again; what earlier ones left at the meeting point is not read.
     """

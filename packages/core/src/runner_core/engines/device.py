@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from runner_core.base.errors import BadInput
+from runner_core.base.text import counted
 from runner_core.config import RunConfig
 from runner_core.contract import Device, Precision
 from runner_core.contract.project import Project
@@ -31,6 +32,24 @@ def gpu_number(asked: str, found: int, framework: str, unseen: str = "", gpu: st
         there = f"there are {found} GPUs, numbered from 0" if found else f"{framework} sees no GPU here"
         raise BadInput(f"train.device {asked}: {there}; {unseen or 'use auto or cpu'}")
     return index if kind == gpu or (kind == "auto" and found) else None
+
+
+def refuse_missing_gpus(devices: int, here: int, asked: str, found: int, framework: str, unseen: str = "") -> None:
+    """Raise BadInput if there are fewer GPUs than a training takes on this machine (`here`).
+
+    `asked` is `train.device`; "cpu" needs none. For the other arguments see `gpu_number`.
+    """
+    several = f"train.devices {devices}"
+    if asked == "cpu":
+        return
+    if ":" in asked:
+        raise BadInput(
+            f"{several}: train.device {asked} names only one GPU; use auto, and CUDA_VISIBLE_DEVICES to choose"
+        )
+    if not found:
+        raise BadInput(f"{several}: {framework} sees no GPU here; {unseen or 'use the CPU with --train.device cpu'}")
+    if found < here:
+        raise BadInput(f"{several}: {framework} sees only {counted(found, 'GPU')} here; use at most as many")
 
 
 def cpu(note: str = "") -> Device:

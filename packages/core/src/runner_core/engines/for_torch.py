@@ -11,10 +11,10 @@ from runner_core.contract.project import Project
 
 def refuse_for_keras(project: Project, train: TrainConfig) -> None:
     """Raise BadInput for the first setting that the Keras engine does not have; imports no framework."""
-    if train.devices > 1:
-        raise BadInput(f"train.devices {train.devices}: a Keras project trains on one device; leave it out")
     if train.strategy != "auto":
-        raise BadInput(f"train.strategy {train.strategy} is for PyTorch; Keras trains on one device: leave it out")
+        raise BadInput(
+            f"train.strategy {train.strategy} is for PyTorch; in Keras each device has the whole network: leave it out"
+        )
     if train.channels_last == "on":
         raise BadInput("train.channels_last is for PyTorch; in Keras convolutions have channels last: leave it out")
     for name, value in asdict(project.config.exchange).items() - asdict(ExchangeConfig()).items():

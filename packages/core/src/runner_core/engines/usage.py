@@ -109,6 +109,16 @@ class Gpu:
             return None
 
 
+def cuda_devices() -> int:
+    """Return how many GPUs this process may use, as NVIDIA's driver says: 0 without one."""
+    count = ctypes.c_int()
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    return 0 if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else count.value
+
+
 def _bus_id(index: int) -> str:
     """Return the PCI bus id of the GPU that CUDA numbers `index` in this process; raise OSError.
 

@@ -115,14 +115,16 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
     if is_streamed(data.store):
         data.store.begin(folder)
     data.samples = samples(setup.project, data, validates)
-    cadence = Cadence.of(setup.config, steps_per_epoch(setup.config.train, data, setup.team.count))
+    cadence = Cadence.of(setup.config, steps_per_epoch(setup.config.train, data, _devices(setup)))
     trainer = setup.engine.trainer(setup, data, cadence.steps)
     views_of(setup.project)  # refuses unknown ones before the first step
     drawn, snapshots = setup.project.pictures().snapshot_samples, None
     if drawn:
-        default = cadence.snapshot_period(drawn, setup.config.train.batch_size * setup.team.count)
+        default = cadence.snapshot_period(drawn, setup.config.train.batch_size * _devices(setup))
         snapshots = setup.config.log.snapshots_every or default
     cadence = replace(cadence, block=trainer.block, snapshots_every=snapshots)
+    if setup.team.devices > 1:
+        say(f"{setup.team.devices} devices train together: {trainer.strategy}; the first one validates")
     if setup.team.count > 1:
         say(f"{setup.team.count} processes train together: {trainer.strategy}")
         if trainer.undivided and "validation" in data.samples:
@@ -153,6 +155,11 @@ def samples(project: Project, data: Data, validates: bool = True) -> dict[str, A
     return found
 
 
+def _devices(setup: Setup) -> int:
+    """Return the number of devices of all processes."""
+    return setup.team.count * setup.team.devices
+
+
 def steps_per_epoch(train: TrainConfig, data: Data, ranks: int) -> int:
     length = len(data.samples["train"])
     return epoch_length(length, train.batch_size, ranks, train.steps_per_epoch, _drop_last(train, data, ranks))[0]
@@ -161,7 +168,7 @@ def steps_per_epoch(train: TrainConfig, data: Data, ranks: int) -> int:
 def _drop_last(train: TrainConfig, data: Data, ranks: int) -> bool:
     """Return True if an incomplete last batch is dropped.
 
-    With several processes it would not have the same weight in each, so it is refused even as the only batch.
+    With several devices it would not have the same weight in each, so it is refused even as the only batch.
     """
     return ranks > 1 or len(data.samples["train"]) >= train.batch_size
 
@@ -183,10 +190,10 @@ def loaders(setup: Setup, data: Data, trainer: Trainer) -> Loaders:
         )
     training = Loader(
         data.samples["train"],
-        batch_size=config.train.batch_size,
+        batch_size=config.train.batch_size * team.devices,
         steps_per_epoch=config.train.steps_per_epoch,
         shuffle=True,
-        drop_last=_drop_last(config.train, data, team.count),
+        drop_last=_drop_last(config.train, data, _devices(setup)),
         epochs=config.train.epochs,
         rank=team.number,
         ranks=team.count,

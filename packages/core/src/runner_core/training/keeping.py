@@ -241,11 +241,13 @@ class Keeper:
     def energy(self) -> dict[str, Json]:
         """Return the energy of the run until now (kWh), how it is known, and its cost if a price is set.
 
-        Several processes are taken to need as much as this one.
+        Other processes are taken to need as much as this one, and its other GPUs as much as the first.
         """
         taken, price = self._energy.taken(), self._parts.setup.config.log.price_per_kwh
-        kwh = taken.total * self._team.count
+        kwh = (taken.total + (self._team.devices - 1) * taken.kwh.get("gpu", 0.0)) * self._team.count
         several = {} if self._team.count == 1 else {"processes": f"estimated ({self._team.count} times the first one)"}
+        if self._team.devices > 1 and "gpu" in taken.kwh:
+            several["gpus"] = f"estimated ({self._team.devices} times the first one)"
         cost = {} if price is None else {"price_per_kwh": price, "cost": kwh * price}
         return {"kwh": kwh, "how": {**taken.how, **several}, **cost}
 

@@ -241,7 +241,7 @@ class _Run:
             "kernels": asdict(self.verdict),
             "split": self.data.described_split(),
             "device": asdict(self.setup.device),
-            "devices": self.team.count,
+            "devices": self.team.count * self.team.devices,
             "strategy": self.parts.trainer.strategy,
             "health": [asdict(finding) for finding in (*self.health.findings, *self.health.timed)],
             "unsaved": loop.unsaved,
@@ -256,5 +256,6 @@ def _announcements(setup: Setup) -> Iterator[str]:
     device, precision = setup.device, setup.precision
     if device.note:
         yield f"NOTE: {device.note}"
-    count = f"{setup.team.count} × " if setup.team.count > 1 else ""
+    devices = setup.team.count * setup.team.devices
+    count = f"{devices} × " if devices > 1 else ""
     yield f"device: {count}{device.name or device.kind}; precision: {precision.compute} ({precision.reason})"

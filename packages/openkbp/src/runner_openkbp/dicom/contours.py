@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from runner_core import BadInput
-from scipy import ndimage
 
 from runner_openkbp.geometry import Geometry
 from runner_openkbp.rois import Array
@@ -133,6 +132,8 @@ def _between(filled: Mapping[float, Array], below: float, above: float, place: i
 
 def _depth(plane: Array) -> Array:
     """Return distances (voxels) to the outline, positive inside; far outside if the plane is empty."""
+    from scipy import ndimage
+
     inside, outside = ndimage.distance_transform_edt(plane), ndimage.distance_transform_edt(~plane)
     return np.asarray(inside - outside if plane.any() else -np.full(plane.shape, float(sum(plane.shape))))
 

@@ -7,12 +7,16 @@ right. A planning CT is cut to the same.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from runner_core import BadInput
-from scipy import sparse
 
 from runner_openkbp.geometry import Geometry
 from runner_openkbp.rois import SIDE, Array
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 SIZES = ((2.6, 5.6, 3.9), (2.6, 5.6, 3.9), (1.9, 3.6, 2.5))
 """Smallest, largest and usual size (mm) of the network's voxels by axis (the challenge's: 2.7 to 5.4, 2.3 to 3)."""
@@ -76,6 +80,8 @@ def average(
 
 
 def _overlaps(low: Array, width: float, count: int) -> sparse.csr_array:
+    from scipy import sparse
+
     rows, columns, weights = [], [], []
     for row, start in enumerate(low.tolist()):
         for column in range(
@@ -99,6 +105,8 @@ def interpolate(values: Array, source: Geometry, target: Geometry, shape: tuple[
 
 
 def _linear(at: Array, count: int) -> sparse.csr_array:
+    from scipy import sparse
+
     inside = (at >= -0.5) & (at <= count - 0.5)
     held = np.clip(at, 0, count - 1)
     low = np.minimum(np.floor(held).astype(int), max(0, count - 2))

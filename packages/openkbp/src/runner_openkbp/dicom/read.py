@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from runner_core import BadInput, Finding, Record
-from scipy import ndimage
 
 from runner_openkbp.dicom.contours import mask, read_contours
 from runner_openkbp.dicom.coverage import RULE, ends_near, refuse_beyond
@@ -129,6 +128,8 @@ def _separate(masks: dict[str, Array]) -> Iterator[Finding]:
 
 def _body(values: Array) -> Array:
     """Return the body of a CT in HU: the largest part, after a couch's thin boards are taken off, without holes."""
+    from scipy import ndimage  # most commands read no DICOM, and importing it takes half a second
+
     tissue = ndimage.binary_opening(values > BODY_HU, np.ones((5, 5, 1), bool))
     labels, count = ndimage.label(tissue)
     if not count:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
 from runner_core.config import TrainConfig
 from runner_core.contract import Array, Device
 from runner_core.contract.phases import Operation
+
+if TYPE_CHECKING:
+    from runner_core.engines.keras.replicas import Replicas
 
 Function = Callable[..., Any]
 
@@ -41,6 +44,14 @@ class Backend(Protocol):
 
     def device(self, asked: str) -> Device:
         """Return the device that `train.device` names; raise BadInput if it does not exist."""
+        ...
+
+    def spread(self, asked: str, count: int) -> None:
+        """Let this process compute on `count` devices; raise BadInput if they are not there. Precedes `device`."""
+        ...
+
+    def replicas(self, device: Device, count: int) -> Replicas:
+        """Return how a step is computed on `count` devices like this one."""
         ...
 
     def configure(self, config: TrainConfig, device: Device, tf32: bool) -> None:

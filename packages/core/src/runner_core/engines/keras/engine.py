@@ -17,9 +17,10 @@ from runner_core.contract.phases import Phases
 from runner_core.contract.project import Project
 from runner_core.contract.records import Statistics
 from runner_core.contract.setup import Data, Setup
-from runner_core.contract.team import Place, Team
+from runner_core.contract.team import Alone, Place, Team
 from runner_core.engines import returned
 from runner_core.engines.export import describe
+from runner_core.engines.for_keras import refuse_several
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.checkpoint import flatten, unflatten
 from runner_core.engines.keras.network import Bound, arrays, assign, build, named, put
@@ -59,8 +60,10 @@ class KerasEngine:
         return read_weights(file)
 
     def join(self, place: Place) -> Team:
-        """Raise BadInput, because this engine trains on one device."""
-        raise BadInput(f"train.devices {place.count}: a Keras project trains on one device; leave it out")
+        """Compute on the devices of this process; raise BadInput if they are not there, or for several processes."""
+        refuse_several(self.config.train, place)
+        self.backend.spread(self.config.train.device, place.devices)
+        return Alone(place.devices)
 
     def state_of(self, setup: Setup, weights: Tensors, statistics: Statistics) -> State:
         """Return the state of a run whose network has just these weights; raise OtherWeights if they do not fit it.

@@ -17,6 +17,7 @@ from runner_core.contract import Array, Device
 from runner_core.contract.phases import Operation
 from runner_core.engines.device import cpu, gpu_number
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
+from runner_core.engines.keras.replicas import One
 
 
 class Jax:
@@ -36,6 +37,12 @@ class Jax:
         limit = (gpus[index].memory_stats() or {}).get("bytes_limit", 0)
         name = gpus[index].device_kind
         return Device("cuda", index, name=name, memory_bytes=limit, bfloat16=ampere, tf32=ampere)
+
+    def spread(self, asked: str, count: int) -> None:
+        raise BadInput(f"train.devices {count}: only TensorFlow trains on several; leave KERAS_BACKEND unset")
+
+    def replicas(self, device: Device, count: int) -> One:
+        return One()
 
     def configure(self, config: TrainConfig, device: Device, tf32: bool) -> None:
         if config.threads is not None:

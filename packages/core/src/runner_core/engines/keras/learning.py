@@ -17,6 +17,7 @@ from runner_core.data.samples import RowSamples
 from runner_core.data.sampling import stream_seed
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.network import Average, Bound
+from runner_core.engines.keras.replicas import One, Replicas
 from runner_core.engines.memory import wrong_first_axis
 from runner_core.engines.returned import detached, refuse_no_step, refuse_unused_optimizer
 from runner_core.engines.steplog import GRADIENT_NORM
@@ -97,9 +98,10 @@ class Learning:
         steps: int,
         backend: Backend,
         gather: DeviceRows | None = None,
+        replicas: Replicas | None = None,
     ) -> None:
         self.project, self.config, self.network, self.statistics = project, config, network, statistics
-        self.steps, self._gather = steps, gather
+        self.steps, self._gather, self.replicas = steps, gather, replicas or One()
         self.size = config.batch_size
         self.weights_without_gradient: dict[str, int] = {}
         """Trained weights without a gradient, with their number of elements; known once a step is traced."""
@@ -108,14 +110,21 @@ class Learning:
         self._backend = backend
         self._bound = Bound(network, training=True)
         self.trained, self.frozen = _variables(project, network)
-        self._inner = build_optimizer(project, self.trained, config)
-        self.optimizer = keras.optimizers.LossScaleOptimizer(self._inner) if precision.loss_scaling else self._inner
-        self.optimizer.build(self.trained)
-        self.base_rate = float(f"{float(self._inner.learning_rate):.7g}")  # without the extra digits of float32
-        self.average = None if config.ema is None else Average(network, config.ema)
-        self._rng = keras.random.SeedGenerator(0)
+        with self.replicas.holding():
+            self._inner = build_optimizer(project, self.trained, config)
+            self.optimizer = keras.optimizers.LossScaleOptimizer(self._inner) if precision.loss_scaling else self._inner
+            self.optimizer.build(self.trained)
+            self.replicas.prepare(self._inner)
+        rate = float(keras.ops.convert_to_numpy(self._inner.learning_rate.value))
+        self.base_rate = float(f"{rate:.7g}")  # without the extra digits of float32
+        with self.replicas.changing():
+            self.average = None if config.ema is None else Average(network, config.ema)
+            self._rng = keras.random.SeedGenerator(0)
+            self._begun = keras.Variable(-1, dtype="int32", trainable=False, name="begun")
+            if self.replicas.count > 1:  # Keras's own generator, which would be made on the first device alone
+                backend.seed(np.zeros(2, np.uint32))
         self._after_step = project.learning().after_step
-        self._begun = keras.Variable(-1, dtype="int32", trainable=False, name="begun")
+        self._differing = self.replicas.changed(self.frozen)
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -138,8 +147,8 @@ class Learning:
         ops = keras.ops
         step = ops.cast(moment[0], "int32")
         progress = Progress(ops.cast(step, "float32"), self.steps, ops.cast(moment[1], "float32"))
-        tensors = self.prepared(arrays, moment)
-        gradients, values = self.gradients(tensors, progress)
+        tensors = self.prepared(self.replicas.share(arrays), moment)
+        gradients, values = self._joined(*self.gradients(tensors, progress))
         finite = None
         if self.config.clip is not None or self.optimizer is not self._inner:
             norm = _global_norm(gradients)
@@ -163,8 +172,9 @@ class Learning:
 
     def prepared(self, arrays: Tensors, moment: Any) -> Tensors:
         """Return the tensors on the device that the project's `step` receives."""
-        self._rng.state.assign(moment[2:4])
-        self._backend.seed(moment[2:4])
+        words = self.replicas.stream(moment[2:4])
+        self._rng.state.assign(words)
+        self._backend.seed(words)
         tensors = dict(arrays) if self._gather is None else self._gather(arrays)
         return self.project.on_device(tensors, dict(self.statistics), self._rng)
 
@@ -210,6 +220,18 @@ class Learning:
         silent = [variable for variable, gradient in zip(self.trained, gradients, strict=True) if gradient is None]
         self.weights_without_gradient = {variable.path: math.prod(variable.shape) for variable in silent}
         return gradients, values
+
+    def _joined(self, gradients: list[Any], values: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the means over the devices, and make what each has changed by itself (BatchNorm's) its mean."""
+        if self.replicas.count == 1:
+            return gradients, values
+        there = [g for g in gradients if g is not None]
+        means = iter(self.replicas.mean([*there, *values.values(), *(v.value for v in self._differing)]))
+        joined = [None if g is None else next(means) for g in gradients]
+        values = {name: next(means) for name in values}
+        for variable in self._differing:
+            variable.assign(next(means))
+        return joined, values
 
     def _update(self, gradients: list[Any], rate: Any, step: Any, finite: Any | None, progress: Progress) -> None:
         self._begun.assign(step)

@@ -35,7 +35,8 @@ class MicroBatch:
     ) -> None:
         """Set the size; raise BadInput for `train.accumulate` in a project whose batches may not be split."""
         self._learning, self._backend, self._say, self._config = learning, backend, say, config
-        self._retry = project.learning().splittable and device.kind in CAN_RUN_OUT and config.steps_per_execution == 1
+        alone = config.steps_per_execution == 1 and learning.replicas.count == 1
+        self._retry = project.learning().splittable and device.kind in CAN_RUN_OUT and alone
         frozen = learning.frozen  # copied in one call: a call for each could take longer than a step
         self._copy = backend.compiled(lambda: [keras.ops.copy(v.value) for v in frozen], frozen, False)
         self._kept: list[Any] = []
@@ -57,6 +58,8 @@ class MicroBatch:
     def shrink(self, tensors: Tensors, moment: Any, step: int) -> None:
         """Halve the micro-batch and undo the failed step; raise BadInput if that is not possible."""
         self._backend.free()
+        if self._learning.replicas.count > 1:
+            raise no_room("a step on several devices", self._config.batch_size)
         if self._learning.updating(step):
             raise no_room("the optimizer's step", self._config.batch_size)
         count = next(int(t.shape[0]) for t in tensors.values() if len(t.shape))
@@ -94,7 +97,7 @@ Operations run side by side, and some have memory of their own.
 def footprint(
     learning: Learning, step: Function, batch: int, arrays: Arrays, backend: Backend, device: Device
 ) -> Footprint:
-    """Count the memory of `step`, the function that training calls for one batch.
+    """Count the memory of `step`, the function that training calls for one batch of each device; return one device's.
 
     Only the first axis of a batch differs from `arrays`. The function is traced here once, also for training.
     """
@@ -108,12 +111,15 @@ def footprint(
         "micro": min(learning.size, batch),
         "held": backend.held(device),
     }
-    like = {name: ((batch, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
+    devices = learning.replicas.count
+    like = {name: ((devices * batch, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
     peak = backend.peak_bytes(step, (like, ((4,), np.dtype(np.uint32)), ((), np.dtype(np.float32))))
     if peak is None:
         return Footprint(**known)
     # All except the gradients grows with the micro-batch; another size would need another trace.
-    return Footprint(**known, sample=max(0, round(_KERNELS * peak) - gradients) // known["micro"], how="counted")
+    return Footprint(
+        **known, sample=max(0, round(_KERNELS * peak / devices) - gradients) // known["micro"], how="counted"
+    )
 
 
 def _bytes(variables: Iterable[keras.Variable]) -> int:

@@ -17,6 +17,7 @@ from runner_core.contract.project import Project
 from runner_core.contract.run import OtherWeights
 from runner_core.contract.start import StartWeights
 from runner_core.engines.keras import precision
+from runner_core.engines.keras.replicas import One, Replicas
 from runner_core.engines.weights import MovingAverage, given_weights, matched, refuse_no_fit
 
 
@@ -48,11 +49,15 @@ class Bound:
 
 
 def build(
-    project: Project, policy: Precision, seed: int | None = None, start: StartWeights | None = None
+    project: Project,
+    policy: Precision,
+    seed: int | None = None,
+    start: StartWeights | None = None,
+    replicas: Replicas | None = None,
 ) -> keras.Model:
     """Return a new network under `policy`, with the initial weights of a training if `seed` is given.
 
-    The weights of `start` replace those that they fit.
+    The weights of `start` replace those that they fit. The network is on all devices of `replicas`.
 
     Layer names do not depend on what this process made before. Raises BadInput for a network without weights.
     """
@@ -60,7 +65,8 @@ def build(
     if seed is not None:
         keras.utils.set_random_seed(seed % (1 << 32))
     precision.set_policy(policy)
-    network = project.model(policy)
+    with (replicas or One()).changing():
+        network = project.model(policy)
     if not network.built or not network.variables:
         raise BadInput(
             f"project {project.name}: `model` returned a network that has no weights yet; begin it with keras.Input, "

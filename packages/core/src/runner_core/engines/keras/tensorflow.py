@@ -22,9 +22,11 @@ from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.contract import Array, Device
 from runner_core.contract.phases import Operation
-from runner_core.engines.device import cpu, gpu_number, unusable
+from runner_core.engines.device import cpu, gpu_number, refuse_missing_gpus, unusable
 from runner_core.engines.keras import graph
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
+from runner_core.engines.keras.mirrored import Mirrored
+from runner_core.engines.keras.replicas import One, Replicas
 from runner_core.engines.usage import Gpu
 
 # Messages for a lack of memory from cuDNN, cuBLAS and XLA, whose errors are not ResourceExhaustedError.
@@ -39,22 +41,36 @@ class TensorFlow:
 
     def __init__(self) -> None:
         self._watch: _Watch | None = None
+        self._devices = 1
 
     def device(self, asked: str) -> Device:
-        """Return the device; its GPU becomes the only one that TensorFlow sees, and takes memory as it needs it."""
+        """Return the device, the only one that TensorFlow sees unless `spread` was called.
+
+        GPUs take memory as they need it.
+        """
         gpus = tf.config.list_physical_devices("GPU")
         unseen = "" if gpus else _unseen()
         index = gpu_number(asked, len(gpus), "TensorFlow", unseen)
         if index is None:
             _see([])
             return cpu(unseen if asked == "auto" else "")
-        _see([gpus[index]])
+        _see(gpus[index : index + self._devices])
         details = tf.config.experimental.get_device_details(gpus[index])
         ampere = details.get("compute_capability", (0, 0))[0] >= 8  # computes in bfloat16 and tf32
         name = details.get("device_name", "GPU")
         return Device(
             "cuda", index, len(gpus), name=name, memory_bytes=_gpu_memory(index), bfloat16=ampere, tf32=ampere
         )
+
+    def spread(self, asked: str, count: int) -> None:
+        found = tf.config.list_physical_devices("GPU")
+        refuse_missing_gpus(count, count, asked, len(found), "TensorFlow", "" if found else _unseen())
+        self._devices = count
+        if asked == "cpu":
+            _divide_processor(count)
+
+    def replicas(self, device: Device, count: int) -> Replicas:
+        return One() if count == 1 else Mirrored("CPU" if device.kind == "cpu" else "GPU", count)
 
     def configure(self, config: TrainConfig, device: Device, tf32: bool) -> None:
         if config.threads is not None and tf.config.threading.get_intra_op_parallelism_threads() != config.threads:
@@ -70,7 +86,10 @@ class TensorFlow:
             tf.config.experimental.enable_op_determinism()
 
     def tensor(self, array: Array) -> tf.Tensor:
-        return tf.convert_to_tensor(array)
+        if self._devices == 1:
+            return tf.convert_to_tensor(array)
+        with tf.device("CPU:0"):  # each device takes its share from there
+            return tf.convert_to_tensor(array)
 
     def seed(self, words: Any) -> None:
         global_seed_generator().state.assign(words)
@@ -241,6 +260,21 @@ def _see(gpus: list[Any]) -> None:
         raise BadInput(
             "train.device: TensorFlow has started in this process already, on another device or with all of the GPU's "
             "memory; set the device before anything computes with it"
+        ) from None
+
+
+def _divide_processor(count: int) -> None:
+    """Let TensorFlow see the processor as `count` devices, which share its threads."""
+    (processor,) = tf.config.list_physical_devices("CPU")
+    before = tf.config.get_logical_device_configuration(processor)
+    if before is not None and len(before) == count:
+        return
+    try:
+        tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * count)
+    except RuntimeError:
+        raise BadInput(
+            f"train.devices {count}: TensorFlow has started in this process already, on one device; set the devices "
+            "before anything computes with it"
         ) from None
 
 

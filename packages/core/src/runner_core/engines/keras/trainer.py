@@ -46,7 +46,6 @@ from runner_core.engines.weights import distance
 class KerasTrainer:
     """`Trainer` for Keras: a step is one call of a compiled function, and so is a block of steps."""
 
-    strategy = "single"
     undivided: Sequence[str] = ()
 
     def __init__(self, setup: Setup, data: Data, steps: int, backend: Backend, xla: bool) -> None:
@@ -58,13 +57,17 @@ class KerasTrainer:
         self.block = config.steps_per_execution
         self.steps = steps
         self._per_epoch = max(1, steps // config.epochs)
+        self._replicas = backend.replicas(setup.device, setup.team.devices)
+        xla = xla and self._replicas.count == 1
         self._backend, self._device, self._xla = backend, setup.device, xla
         self._policy = setup.precision
-        self.network = build(project, setup.precision, config.seed, setup.start)
+        self.strategy = "single" if self._replicas.count == 1 else "mirrored"
+        self.network = build(project, setup.precision, config.seed, setup.start, self._replicas)
         gather = DeviceRows(data.samples["train"], backend) if data.store.device else None
         self._learning = Learning(
-            project, config, self.network, setup.precision, data.statistics, steps, backend, gather
+            project, config, self.network, setup.precision, data.statistics, steps, backend, gather, self._replicas
         )
+        self._spread()
         self._schedule = Schedule(project, config)
         self._rate = 0.0
         metrics = setup.metrics()
@@ -160,12 +163,12 @@ class KerasTrainer:
             raise no_room(doing, self.config.batch_size) from None
 
     def _compile(self) -> Callable[..., Any]:
-        learning, backend = self._learning, self._backend
+        learning, backend, step = self._learning, self._backend, self._replicas.each(self._learning)
         if self.block == 1:
-            return backend.compiled(learning, learning.variables, self._xla)
+            return backend.compiled(step, learning.variables, self._xla)
 
         def block(stacked: Tensors, moments: Any, rates: Any) -> Any:
-            return backend.over(lambda one: learning(*one), (stacked, moments, rates))
+            return backend.over(lambda one: step(*one), (stacked, moments, rates))
 
         return backend.compiled(block, learning.variables, self._xla)
 
@@ -225,6 +228,11 @@ class KerasTrainer:
                 yield
         finally:
             assign(frozen, before)
+            self._spread()
+
+    def _spread(self) -> None:
+        """Give each device random streams of its own, after all were set to those of the first one."""
+        self._replicas.spread(self._learning.frozen)
 
     def _compute(self, batch: HostBatch) -> tuple[Tensors, Step]:
         tensors, prediction, numbers = self._validate(host_arrays(batch.arrays, self._backend))
@@ -280,7 +288,7 @@ class KerasTrainer:
             "optimizer": arrays(named(learning.optimizer.variables)),
             "log": self._log.state(),
             "gradient_norms": self._norms.state(),
-            "micro": self._micro.size,
+            "micro": self._micro.size * self._replicas.count,  # independent of the number of devices
             "statistics": self.statistics,
         }
         values, tensors = flatten(tree)
@@ -304,8 +312,10 @@ class KerasTrainer:
         assign(named(self._learning.optimizer.variables), saved["optimizer"])
         self._log.load(saved["log"])
         self._norms.load(saved.get("gradient_norms") or saved.get("pulls") or {})  # its name before 0.1.0
-        if saved["micro"] != self._micro.size:
-            self._micro.size = saved["micro"]
+        self._spread()
+        size = -(-saved["micro"] // self._replicas.count)
+        if size != self._micro.size:
+            self._micro.size = size
             self._step = self._compile()
         self.statistics.clear()
         self.statistics.update(saved["statistics"])
@@ -326,7 +336,8 @@ class KerasTrainer:
     def measured(self) -> tuple[Learning, Backend, bool, Callable[..., Any]]:
         """Return what `KerasPhases` measures: the step, its backend, whether XLA compiles it, and it compiled."""
         learning, backend = self._learning, self._backend
-        whole = self._step if self.block == 1 else backend.compiled(learning, learning.variables, self._xla)
+        alone = self.block == 1
+        whole = self._step if alone else backend.compiled(self._replicas.each(learning), learning.variables, self._xla)
         return learning, backend, self._xla, whole
 
     def footprint(self, arrays: Arrays) -> Footprint:

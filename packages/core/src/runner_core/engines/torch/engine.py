@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from runner_core.base.errors import BadInput
-from runner_core.base.text import counted
 from runner_core.config import RunConfig
 from runner_core.contract import Array, Arrays, Device, Infer, Json, State, Tensors, Trained
 from runner_core.contract.phases import Phases
@@ -26,7 +25,7 @@ from runner_core.contract.run import OtherWeights
 from runner_core.contract.setup import Data, Setup
 from runner_core.contract.team import Place
 from runner_core.engines import returned
-from runner_core.engines.device import cpu, gpu_number, unusable
+from runner_core.engines.device import cpu, gpu_number, refuse_missing_gpus, unusable
 from runner_core.engines.export import describe, let_others_read
 from runner_core.engines.torch import accelerator, precision, weights
 from runner_core.engines.torch.checkpoint import (
@@ -215,18 +214,8 @@ def torch_device(device: Device) -> torch.device:
 
 def _gpu_of(place: Place, asked: str, found: int) -> int | None:
     """Return the number of this process's GPU, or None if all compute on the CPU; raise BadInput in every process."""
-    several = f"train.devices {place.count}"
-    if asked == "cpu":
-        return None
-    if ":" in asked:
-        raise BadInput(
-            f"{several}: train.device {asked} names only one GPU; use auto, and CUDA_VISIBLE_DEVICES to choose"
-        )
-    if not found:
-        raise BadInput(f"{several}: PyTorch sees no GPU here; {_unseen() or 'use the CPU with --train.device cpu'}")
-    if found < place.local_count:
-        raise BadInput(f"{several}: PyTorch sees only {counted(found, 'GPU')} here; use at most as many")
-    return place.local
+    refuse_missing_gpus(place.count, place.local_count, asked, found, "PyTorch", "" if found else _unseen())
+    return None if asked == "cpu" else place.local
 
 
 def _unseen() -> str:

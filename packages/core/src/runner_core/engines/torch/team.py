@@ -42,6 +42,8 @@ class TorchTeam:
         patience: Seconds to wait for the others to come, and for a process that has fallen silent.
     """
 
+    devices = 1
+
     def __init__(self, place: Place, device: torch.device, patience: float) -> None:
         self.number, self.count, self.first = place.number, place.count, place.number == 0
         self._place, self._patience = place, patience

@@ -43,7 +43,7 @@ def _found(setup: Setup, data: Data, say: Say) -> Verdict:
     names = [option.name for option in used]
     if (known := remembered(setup, data)) is not None:
         return known
-    if setup.team.count > 1:
+    if setup.team.count > 1 or setup.team.devices > 1:
         note = f"`runner {setup.name} verify-kernels` compares them on one device; the result is remembered"
         return Verdict("unchecked", names, note=note)
     say(f"comparing kernels with plain float32: {', '.join(names)}")

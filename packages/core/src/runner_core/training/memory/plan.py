@@ -118,7 +118,7 @@ def _network(asked: Asked, facts: Facts) -> Iterator[Part]:
     if footprint is None:
         return
     place: Place = "device" if facts.on_gpu else "host"
-    times = 1 if facts.on_gpu else facts.processes
+    times = 1 if facts.on_gpu else facts.processes * facts.devices
     if facts.on_gpu:
         yield Part("device", "driver and other processes", footprint.held, "measured")
         if asked.cache == "device":
@@ -143,7 +143,8 @@ def _batches(asked: Asked, facts: Facts) -> Iterator[Part]:
     slots, several = facts.block + asked.prefetch + 1, facts.processes
     batch = asked.batch_size * facts.sample
     validation = (asked.validation_batch or asked.batch_size) * facts.validation_sample
-    yield Part("host", "batches kept ready", several * slots * batch, "exact", "train.batch_size, train.prefetch")
+    ring = several * slots * facts.devices * batch
+    yield Part("host", "batches kept ready", ring, "exact", "train.batch_size, train.prefetch")
     yield Part("host", "the same of validation", several * slots * validation, "exact", "validate.batch_size")
     if asked.workers:
         processes = asked.workers + (1 if facts.validation_sample else 0)

@@ -116,6 +116,7 @@ def survey(setup: Setup, data: Data, trainer: Any | None, folder: Path) -> Facts
         counted=counted,
         block=getattr(trainer, "block", setup.config.train.steps_per_execution),
         processes=count,
+        devices=setup.team.devices,
         footprint=footprint,
         on_gpu=on_gpu,
         kept=len(list((folder / "checkpoints").glob("step-*"))),
@@ -193,5 +194,7 @@ class Facts:
     on_gpu: bool
     kept: int
     """Checkpoints that exist already."""
+    devices: int = 1
+    """Number of devices of each process."""
     has: Mapping[str, int] = field(default_factory=dict)
     """Bytes that the machine has, by place; what this process already holds counts as free."""
