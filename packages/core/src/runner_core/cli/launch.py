@@ -128,23 +128,24 @@ def place_of(setup: Setup) -> Place | None:
     processes. Raises BadInput for settings that several devices cannot have.
     """
     train, place = setup.config.train, find_place(os.environ)
-    if train.devices > 1 and setup.config.cache.mode == "device":
-        raise _not_on_device(train.devices)
     if setup.project.framework == "keras":
-        return place_for_keras(setup.config, place)
+        place = place_for_keras(setup.config, place)
+        _refuse_on_device(setup)
+        return place
     if place is not None and train.devices not in (1, place.count):
         raise BadInput(
             f"train.devices is {train.devices}, but {place.count} processes were started: leave train.devices out"
         )
     if place is not None:
         train.devices = place.count
-    if train.devices > 1 and setup.config.cache.mode == "device":
-        raise _not_on_device(train.devices)
+    _refuse_on_device(setup)
     return place
 
 
-def _not_on_device(devices: int) -> BadInput:
-    return BadInput(f"cache.mode device keeps the data on one GPU, and train.devices is {devices}: use memmap")
+def _refuse_on_device(setup: Setup) -> None:
+    devices = setup.config.train.devices
+    if devices > 1 and setup.config.cache.mode == "device":
+        raise BadInput(f"cache.mode device keeps the data on one GPU, and train.devices is {devices}: use memmap")
 
 
 @contextmanager
