@@ -18,6 +18,6 @@ def refuse_for_keras(project: Project, train: TrainConfig) -> None:
     if train.channels_last == "on":
         raise BadInput("train.channels_last is for PyTorch; in Keras convolutions have channels last: leave it out")
     for name, value in asdict(project.config.exchange).items() - asdict(ExchangeConfig()).items():
-        raise BadInput(f"exchange.{name} {value} is for PyTorch; Keras trains on one device: leave it out")
+        raise BadInput(f"exchange.{name} {value} is for PyTorch: leave it out")
     if train.optimizer == "muon":
         raise BadInput(f"train.optimizer muon is for PyTorch, and project {project.name} uses Keras: take adamw")
