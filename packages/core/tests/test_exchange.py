@@ -88,6 +88,14 @@ def test_weights_gathered_in_bfloat16_are_those_that_autocast_computes_with(kind
     assert {tensor.dtype for name, tensor in tensors.items() if name.startswith("model.")} == {torch.float32}
 
 
+def test_a_layer_that_is_gathered_apart_has_to_be_called(done: Path) -> None:
+    for number in range(2):
+        assert (
+            "uses the weights of one without calling it: leave exchange.gather out"
+            in (done / f"direct-{number}").read_text()
+        )
+
+
 def test_gradients_summed_in_bfloat16_err_by_their_rounding(done: Path) -> None:
     for number in range(2):
         errors = json.loads((done / f"errors-{number}.json").read_text())

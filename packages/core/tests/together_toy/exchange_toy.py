@@ -93,6 +93,14 @@ class Norms(Layers):
     parts = (*Layers.parts[:2], Wide, lambda: nn.LayerNorm(9), Layers.parts[2])
 
 
+class Direct(Layers):
+    """It uses the weights of a layer that it does not call."""
+
+    def step(self, model, batch, progress):
+        found = super().step(model, batch, progress)
+        return found._replace(loss=found.loss + F.linear(batch["image"], model[0].weight).square().mean())
+
+
 HALF = {"train__strategy": "fsdp", "precision__mode": "bfloat16", "net__dropout": 0.0, "train__batch_size": 4,
         "train__learning_rate": 1e-3}  # fmt: skip
 
@@ -158,6 +166,11 @@ def main(folder: Path, number: int, count: int) -> None:
             with Traffic() as traffic[name]:
                 half = toy.small(**HALF, train__devices=count, exchange__gather=gather)
                 toy.run(half, folder / name, project=kind, team=team)
+    try:
+        half = toy.small(**HALF, train__devices=count, exchange__gather="bfloat16")
+        toy.run(half, folder / "direct", project=Direct, team=team)
+    except BadInput as error:
+        (folder / f"direct-{number}").write_text(str(error))
     (folder / f"kept-{number}.json").write_text(json.dumps(kept_gradients(folder, team)))
     (folder / f"errors-{number}.json").write_text(json.dumps(errors(number)))
     try:

@@ -75,6 +75,7 @@ class Sharded:
         self._root: Any = Around(network)
         shard_units = project.learning().shard_units
         layers = _rounded(network, kept) if exchange.gather == "bfloat16" else []
+        self._apart = bool(layers)
         for layer in layers:
             fully_shard(layer, mesh=mesh, mp_policy=_types(exchange, gather=torch.bfloat16))
         for unit in () if shard_units is None else shard_units(network):
@@ -84,7 +85,15 @@ class Sharded:
         fully_shard(self._root, mesh=mesh, reshard_after_forward=True, mp_policy=_types(exchange))
 
     def train(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return self._root(function, *arguments)
+        try:
+            return self._root(function, *arguments)
+        except RuntimeError as error:
+            if not (self._apart and "mixed torch.Tensor and DTensor" in str(error)):
+                raise
+            raise BadInput(
+                "exchange.gather bfloat16 gathers each large layer when it is called, and this network uses the "
+                "weights of one without calling it: leave exchange.gather out"
+            ) from error
 
     evaluate = train
 
