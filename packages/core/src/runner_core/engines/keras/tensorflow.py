@@ -273,8 +273,8 @@ def _divide_processor(count: int) -> None:
         tf.config.set_logical_device_configuration(processor, [tf.config.LogicalDeviceConfiguration()] * count)
     except RuntimeError:
         raise BadInput(
-            f"train.devices {count}: TensorFlow has started in this process already, on one device; set the devices "
-            "before anything computes with it"
+            f"train.devices {count}: TensorFlow has started in this process already, on another number of devices; "
+            "train in a new process"
         ) from None
 
 
