@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import runner_core
 import tifffile
+from runner_core import Unhealthy
 
 pytest.importorskip("runner_export")
 
@@ -22,6 +23,7 @@ _BLOCKED = (
     "runner_core",
     "runner_export",
     "runner_brainunet",
+    "runner_ssmunet",
     "runner_vesuvius",
     "torch",
     "scipy",
@@ -130,7 +132,50 @@ def test_vesuviuss_script_finds_the_same_voxels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[~near], expected[~near])
 
 
-def test_dinocells_network_takes_any_number_of_windows(tmp_path: Path) -> None:
+def cores(folder: Path) -> Path:
+    """Two cores of each of two patients, of two tissues that amide I and II tell apart; the folder of all."""
+    rng, axis = np.random.default_rng(0), np.linspace(880, 1820, 95)
+    folder.mkdir()
+    row, column = np.indices((30, 26))
+    inside = np.hypot(row - 14, column - 12) < 11
+    for number in range(4):
+        labels = np.where(inside, 1 + (column > 9 + number), 0)
+        heights = np.stack([np.where(labels == 1, 0.9, 0.5), np.where(labels == 1, 0.3, 0.6)], -1) * inside[..., None]
+        shapes = np.stack([np.exp(-(((axis - place) / 30) ** 2)) for place in (1655, 1545)])
+        spectra = heights @ shapes + rng.normal(0, 0.03, (30, 26, 95))
+        meta = json.dumps({"core_id": f"c{number}", "patient_id": f"p{number // 2}"})
+        np.savez(folder / f"core_{number}.npz", X=spectra.astype(np.float32), wn=axis, y=labels, meta=meta)
+    return folder
+
+
+@pytest.mark.parametrize("settings", [
+    {},
+    pytest.param({"data.step": 12.0, "data.normalise": "amide1", "predict.views": ("all",)}, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_ssmunets_script_finds_the_same_pixels(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The whole script: the same classes, but for pixels whose two best probabilities are within rounding."""
+    data = cores(tmp_path / "data")
+    given: dict[str, Any] = {"model.filters": 3, "model.states": 2, "model.embed": 4, "model.base": 4, "data.patch": 16}
+    given |= {"train.epochs": 2, "train.workers": 0, "health.mode": "off", "data.bin": 2, **settings}
+    run = runner_core.train("ssmunet", data=data, run_dir=tmp_path / "run", preset="demo", **given)
+    run.export(tmp_path / "away", to="onnx")
+    alone(tmp_path / "away", data / "core_3.npz", "--out", tmp_path / "classes")
+    expected = run.predict(data / "core_3.npz").prediction
+    with np.load(tmp_path / "classes" / "core_3_classes.npz", allow_pickle=False) as found:
+        soft, classes = found["probabilities"], found["classes"]
+        assert found["class_names"].tolist() == ["class 1", "class 2"]
+    assert 0.1 < expected.tissue.mean() < 0.9
+    np.testing.assert_allclose(soft, expected.probabilities, atol=2e-3)
+    first, second = np.sort(expected.probabilities.astype(np.float32), 0)[[-1, -2]]
+    clear = (first - second > 2e-3) | ~expected.tissue
+    assert clear.mean() > 0.9
+    np.testing.assert_array_equal(classes[clear], expected.classes[clear])
+
+
+@pytest.mark.parametrize(
+    "channels", ["stack", *(pytest.param(c, marks=pytest.mark.slow) for c in ("bag", "invariant", "tokens"))]
+)
+def test_dinocells_network_takes_any_number_of_windows(channels: Any, tmp_path: Path) -> None:
     """PyTorch wrote it for two windows alone, and ONNX not at all: a bound was a whole number, the other was not."""
     from runner_dinocell.config import demo
     from runner_dinocell.project import DinoCell
@@ -140,7 +185,7 @@ def test_dinocells_network_takes_any_number_of_windows(tmp_path: Path) -> None:
 
     config = demo()
     config.model.prototypes = config.model.hidden = config.model.bottleneck = 16
-    config.augment.global_size = 32
+    config.augment.global_size, config.model.channels = 32, channels
     rng = np.random.default_rng(0)
     example: dict[str, Any] = {
         "image": rng.integers(0, 4000, (5, 2, 49, 49)).astype(np.uint16),
@@ -161,3 +206,51 @@ def test_dinocells_network_takes_any_number_of_windows(tmp_path: Path) -> None:
     for count in (1, 2, 5):
         some = {name: array[:count] for name, array in example.items()}
         np.testing.assert_allclose(infer(some)["embedding"], graph.infer(some)["embedding"], atol=1e-4)
+
+
+def test_openkbps_network_leaves_as_openvino_and_is_compared_with_keras(tmp_path: Path) -> None:
+    """OpenVINO computes for itself: its last digits differ, and a weight that Keras changes afterwards shows up."""
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("openvino")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras runs on another backend")
+    from runner_export.keras_network import write_keras_openvino
+    from runner_export.parity import compare
+    from runner_export.session import load_networks
+    from runner_openkbp.config import demo
+    from runner_openkbp.project import OpenKBP
+
+    config, rng = demo(), np.random.default_rng(0)
+    config.data.size, config.model.features = 32, 2
+    project: Any = OpenKBP(config)
+    network = project.model(None)
+    for variable in network.variables:  # biases too, which begin at 0
+        variable.assign(np.asarray(variable) + rng.normal(0, 0.05, variable.shape))
+    arrays = {
+        "ct": rng.integers(0, 2000, (1, 1, 32, 32, 32)).astype(np.int16),
+        "masks": rng.integers(0, 2**11, (1, 1, 32, 32, 32)).astype(np.uint16),
+    }
+
+    def infer(given: Any) -> Any:
+        found = project.infer(lambda x: network(x, training=False), project.on_device(given, {}, None))
+        return {name: np.asarray(tensor) for name, tensor in found.items()}
+
+    job: Any = SimpleNamespace(
+        project=SimpleNamespace(
+            name="openkbp", on_device=project.on_device, infer=project.infer, predict=lambda cropped, run: run(cropped)
+        ),
+        trained=SimpleNamespace(network=network, infer=infer, statistics={}),
+        records=lambda: iter([(SimpleNamespace(key="a"), arrays)]),
+        checkpoint="step-1",
+    )
+    described, _ = write_keras_openvino(job, tmp_path / "model.xml")
+    assert described["inputs"][0]["shape"] == ["batch", 1, 32, 32, 32]
+    found = load_networks(tmp_path, [described], 1)
+    parity = compare(job, infer, found, "openvino")
+    assert 0 < parity.largest < 1e-5 * parity.scale
+    several = {name: np.concatenate([array, array[..., ::-1], array]) for name, array in arrays.items()}
+    np.testing.assert_allclose(found(several)["prediction"], infer(several)["prediction"], atol=1e-4)
+    kernel = next(variable for variable in network.trainable_variables if len(variable.shape) == 5)
+    kernel.assign(np.asarray(kernel) * 1.02)
+    with pytest.raises(Unhealthy, match="computes something else"):
+        compare(job, infer, found, "openvino")

@@ -183,6 +183,22 @@ def test_a_strangers_settings_tell_no_extension_what_to_do(
     assert found.sections == {"train": {"epochs": 3}}
 
 
+def test_weights_without_settings_are_said(server: Hub, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another program may have put the weights alone into the cache."""
+    server.folders["lab/toy"] = repository(
+        here / "net", runner={"project": "toy", "settings": {"train": {"epochs": 3}}}
+    )
+    commit = server.commit("lab/toy")
+    file = hub.hf_hub_download("lab/toy", "model.safetensors", revision=commit)
+    found = _from_hub("toy", f"hf:lab/toy@{commit}")
+    assert (str(found.named), found.settings) == (file, None)
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) == 1
+    assert f"NOTE: hf:lab/toy@{commit}: no config.json came with the weights" in said
+    assert _from_hub("toy", "hf:lab/toy").settings is not None  # asked for by name, the Hub gives both
+    assert not capsys.readouterr().out
+
+
 # ---------------------------------------------------------------- what is fetched, and what is refused
 
 

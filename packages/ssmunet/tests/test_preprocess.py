@@ -14,9 +14,10 @@ from numpy.polynomial import polynomial
 from pybaselines import Baseline
 from runner_core import BadInput
 from runner_core.testing import refusal
-from runner_ssmunet.axis import plan, segments
+from runner_ssmunet.axis import plan
+from runner_ssmunet.bands import amide1_weights, segments
 from runner_ssmunet.config import SpectraConfig, demo, wrong_axis
-from runner_ssmunet.preprocess import amide1_weights, prepare, processed, rubberband, tissue_mask
+from runner_ssmunet.preprocess import prepare, processed, rubberband, tissue_mask
 from runner_ssmunet.project import SSMUNet
 from runner_ssmunet.readers import base
 from scipy import signal

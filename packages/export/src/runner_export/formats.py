@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -9,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from runner_core import Arrays, BadInput, ExportJob, Infer
 
 from runner_export.axes import Axes, multiples, other_lengths
@@ -54,6 +56,8 @@ def openvino(job: ExportJob) -> Sequence[Path]:
 
     if find_spec("openvino") is None:
         raise BadInput("--to openvino: `uv pip install openvino` installs what it needs")
+    if job.project.framework == "keras":
+        return _openvino_of_keras(job)
     windows = _windows(job, "openvino")
     files, networks = [], []
     for network in _onnx(windows, job.folder):
@@ -64,6 +68,24 @@ def openvino(job: ExportJob) -> Sequence[Path]:
         files += [target, target.with_suffix(".bin")]
         networks.append({**network, "file": target.name})
     return [*files, *_finish(job, "openvino", windows, networks)]
+
+
+def _openvino_of_keras(job: ExportJob) -> Sequence[Path]:
+    """Write a Keras network, compare it with the checkpoint as Keras computes it, and measure both."""
+    from runner_export.keras_network import write_keras_openvino
+
+    file = job.folder / "model.xml"
+    network, example = write_keras_openvino(job, file)
+    found = load_networks(job.folder, [network])
+    parity = compare(job, job.trained.infer, found, "openvino")
+    print(f"openvino: {parity}")
+    threads = os.cpu_count() or 1
+    variables = [np.asarray(variable) for variable in job.trained.network.variables]
+    sizes = {"keras": sum(array.nbytes for array in variables), "openvino": _bytes(file)}
+    measured = {"keras": job.trained.infer, "openvino": load_networks(job.folder, [network], threads)}
+    about = {"networks": [network], "parity": parity.as_json(job.source, "Keras")}
+    about |= _speed(measured, sizes, example, threads, ("keras", "tensorflow", "openvino", "numpy"))
+    return [file, file.with_suffix(".bin"), *write_beside(job, "openvino", about)]
 
 
 def torch_export(job: ExportJob) -> Sequence[Path]:
@@ -81,7 +103,7 @@ def _windows(job: ExportJob, name: str) -> tuple[Window, ...]:
     if job.project.framework != "torch":
         raise BadInput(
             f"--to {name}: project {job.project.name} uses {job.project.framework}, and this format is written from "
-            "PyTorch's networks alone: leave --to out for the framework's own format"
+            "PyTorch's networks alone: leave --to out for the framework's own format, or write --to openvino"
         )
     return windows_of(job)
 
@@ -139,17 +161,23 @@ def _measured(job: ExportJob, windows: Sequence[Window], formats: Mapping[str, N
         sizes[name] = sum(_bytes(job.folder / network["file"]) for network in networks)
         if name == "onnx" and find_spec("openvino"):
             runtimes["openvino"] = load_networks(job.folder, networks, threads, open_openvino)
-    found = latencies(runtimes, largest.example)
+    return _speed(runtimes, sizes, largest.example, threads, ("torch", "onnx", "onnxruntime", "openvino", "numpy"))
+
+
+def _speed(
+    runtimes: Mapping[str, Infer], sizes: Mapping[str, int], example: Arrays, threads: int, packages: Sequence[str]
+) -> dict[str, Any]:
+    """Return the entries of export.json about latency, bytes and versions."""
+    found = latencies(runtimes, example)
     print("; ".join(f"{name} {milliseconds:.3g} ms" for name, milliseconds in found.items()))
     speed = {
         "milliseconds": found,
-        "input": ", ".join(f"{name} {_text(array.shape)}" for name, array in largest.example.items()),
+        "input": ", ".join(f"{name} {_text(array.shape)}" for name, array in example.items()),
         "threads": threads,
         "processor": _processor(),
     }
-    packages = ("torch", "onnx", "onnxruntime", "openvino", "numpy")
     versions = {name: version(name) for name in packages if find_spec(name)}
-    return {"latency": speed, "bytes": sizes, "versions": versions}
+    return {"latency": speed, "bytes": dict(sizes), "versions": versions}
 
 
 def _bytes(file: Path) -> int:

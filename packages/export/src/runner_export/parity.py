@@ -61,7 +61,7 @@ class Parity:
             self.differences[name] = max(self.differences.get(name, 0.0), _difference(array, found[name]))
             self.scales[name] = max(self.scales.get(name, DIGITS), largest)
 
-    def as_json(self, source: str) -> dict[str, Json]:
+    def as_json(self, source: str, runtime: str = "eager PyTorch") -> dict[str, Json]:
         """Return the figures for export.json."""
         return {
             "output": self.output,
@@ -71,7 +71,7 @@ class Parity:
             "windows": self.windows,
             "records": self.records,
             "of": source,
-            "compared": "outputs of every window in float32 on the CPU, with eager PyTorch and the same checkpoint",
+            "compared": f"outputs of every window in float32 on the CPU, with {runtime} and the same checkpoint",
         }
 
     def __str__(self) -> str:

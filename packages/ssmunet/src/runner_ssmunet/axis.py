@@ -8,48 +8,18 @@ hole that an instrument left.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from runner_core import BadInput, counted
 
+from runner_ssmunet.bands import UNEVEN, Axis, Segment, Unreached, binned, resampled, segments
 from runner_ssmunet.config import POLYNOMIAL, SpectraConfig
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-HOLE = 1.5
-"""A spacing of more than this many times the median is a hole in the axis."""
 PER = 10.0
 """Unit of the derivative is per (10 cm⁻¹)²: amide I then has values around 0.1, which float16 holds well."""
-_EXACT = 0.01
-"""A wavenumber may miss an end of the range or of the gap by this much (cm⁻¹): files round, some to float32."""
-_NEAR = 10.0
-"""One of `data.wavenumbers` may be this far (cm⁻¹) from the nearest that was measured: bands are no narrower."""
-_UNEVEN = 0.05
-"""Spacings of a filtered segment may differ from their median by this share of it."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A part of the axis: `columns` of the core's axis become `points` of the kept one.
-
-    `combine` (columns, points) float64 bins and resamples; None: each column is a point. `derive` (points, points)
-    float64 is the filter that follows; None: there is no filter.
-    """
-
-    columns: slice
-    points: slice
-    combine: Array | None
-    derive: Array | None
-
-
-@dataclass(frozen=True)
-class Axis:
-    """The kept axis: `wavenumbers` (L,) float64, cm⁻¹, ascending, and its `segments` in order."""
-
-    wavenumbers: Array
-    segments: tuple[Segment, ...]
 
 
 def gaps(wavenumbers: Sequence[float]) -> list[tuple[float, float]]:
@@ -83,7 +53,7 @@ def plan(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
             f"{name}: nothing is left of its axis, {wavenumbers[0]:g} to {wavenumbers[-1]:g} cm⁻¹, between data.low "
             f"{data.low:g} and data.high {data.high:g} outside the gap. Set them to what it has."
         )
-    combined = [(own, *_binned(wavenumbers[own], data.bin)) for own in stretches]
+    combined = [(own, *binned(wavenumbers[own], data.bin)) for own in stretches]
     if data.step is not None or data.wavenumbers:
         combined = list(_resampled(combined, data, name))
     kept: list[Segment] = []
@@ -95,79 +65,26 @@ def plan(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
     return Axis(np.concatenate([centres for _, centres, _ in combined]), tuple(kept))
 
 
-def segments(wavenumbers: Array, data: SpectraConfig) -> list[slice]:
-    """Return the stretches of the axis within `data.low` and `data.high`, cut at the gap and at every hole.
-
-    With `data.step` or `data.wavenumbers`, whose points cut the axis themselves, each end keeps two more bins and half
-    a step or width: neighbours to interpolate from, or to average over.
-    """
-    steps = np.diff(wavenumbers)
-    margin = _EXACT
-    if data.step is not None or data.wavenumbers:
-        margin = 2 * data.bin * float(np.median(steps)) + (data.step or data.band_width) / 2
-    inside = (wavenumbers >= data.low - margin) & (wavenumbers <= data.high + margin)
-    if not inside.any():
-        return []
-    cut = steps > HOLE * np.median(steps[inside[1:] & inside[:-1]]) if inside.sum() > 1 else np.zeros(steps.shape, bool)
-    if data.gap is not None:
-        low, high = data.gap[0] - _EXACT, data.gap[1] + _EXACT
-        inside &= (wavenumbers < low) | (wavenumbers > high)
-        cut |= (wavenumbers[:-1] < low) & (wavenumbers[1:] > high)
-    joined = inside[1:] & inside[:-1] & ~cut
-    starts = np.flatnonzero(inside & ~np.concatenate([[False], joined]))
-    stops = np.flatnonzero(inside & ~np.concatenate([joined, [False]])) + 1
-    return [slice(int(a), int(b)) for a, b in zip(starts, stops, strict=True)]
-
-
-def _binned(wavenumbers: Array, size: int) -> tuple[Array, Array | None]:
-    """Return the centres of bins of `size` columns, and the matrix that averages them.
-
-    Columns left over at the end are dropped.
-    """
-    if size == 1:
-        return wavenumbers, None
-    count = len(wavenumbers) // size
-    matrix = np.zeros((len(wavenumbers), count))
-    for i in range(count):
-        matrix[i * size : (i + 1) * size, i] = 1 / size
-    return wavenumbers @ matrix, matrix
-
-
 def _resampled(
     combined: list[tuple[slice, Array, Array | None]], data: SpectraConfig, name: str
 ) -> Iterator[tuple[slice, Array, Array | None]]:
     """Yield the segments on multiples of `data.step`, or on `data.wavenumbers`.
 
-    Resampling is linear interpolation. Onto a coarser axis, or with a `data.band_width`, it is the mean of the
-    interpolated spectrum over each point's width, so that no measured wavenumber is lost. The points depend on the
-    settings alone, so that cores of any instrument get the same ones. At its ends a segment holds its last value for at
-    most 1.5 of its own spacings.
+    The points depend on the settings alone, so that cores of any instrument get the same ones.
     """
     wanted, setting = _wanted(data)
-    width = float(data.step or data.band_width)
-    if data.wavenumbers:
-        distance = np.stack([np.abs(c[:, None] - wanted).min(0) for _, c, _ in combined])
-    else:
-        distance = np.stack([np.maximum(c[0] - wanted, wanted - c[-1]).clip(0) for _, c, _ in combined])
-    nearest = distance.argmin(0)
-    for i, (own, centres, matrix) in enumerate(combined):
-        points = wanted[nearest == i]
-        reach = HOLE * float(np.diff(centres).mean()) if len(centres) > 1 else width
-        reach = _NEAR if data.wavenumbers else reach
-        far = points[distance[i, nearest == i] > reach]
-        if far.size:
-            raise BadInput(
-                f"{name}: {setting} wants a point at {far[0]:g} cm⁻¹, but the nearest part of its axis runs from "
-                f"{centres[0]:g} to {centres[-1]:g}. "
-                + (
-                    "Leave it out of data.wavenumbers."
-                    if data.wavenumbers
-                    else "Set data.low, data.high and data.gap to what all cores have."
-                )
+    try:
+        yield from resampled(combined, wanted, data)
+    except Unreached as far:
+        raise BadInput(
+            f"{name}: {setting} wants a point at {far.point:g} cm⁻¹, but the nearest part of its axis runs from "
+            f"{far.part[0]:g} to {far.part[1]:g}. "
+            + (
+                "Leave it out of data.wavenumbers."
+                if data.wavenumbers
+                else "Set data.low, data.high and data.gap to what all cores have."
             )
-        if points.size:
-            weights = _means(points, centres, width)
-            yield own, points, weights if matrix is None else matrix @ weights
+        ) from None
 
 
 def _wanted(data: SpectraConfig) -> tuple[Array, str]:
@@ -181,30 +98,6 @@ def _wanted(data: SpectraConfig) -> tuple[Array, str]:
     if not wanted.size:
         raise BadInput(f"data.step {step:g} leaves no point between data.low {data.low:g} and data.high {data.high:g}")
     return wanted, f"data.step {step:g}"
-
-
-def _means(points: Array, centres: Array, width: float) -> Array:
-    """Return a matrix (centres, points) of means over `width` around each point.
-
-    The mean is that of the straight lines between the centres. At the ends of a segment the width shrinks, so that it
-    stays centred and a straight line stays one. If the width is no more than the centres' own spacing, the result is
-    the value at the point.
-    """
-    usual = float(np.median(np.diff(centres))) if len(centres) > 1 else width
-    coarser = width > (1 + _UNEVEN) * usual
-    half = (
-        np.minimum(width / 2, np.minimum(points - centres[0], centres[-1] - points).clip(0)) if coarser else 0 * points
-    )
-    places = np.unique(np.concatenate([centres, points - half, points + half]))
-    hats = np.stack([np.interp(places, centres, row) for row in np.eye(len(centres))])
-    areas = np.zeros(hats.shape)  # below each hat, from the first place on
-    areas[:, 1:] = np.cumsum((hats[:, 1:] + hats[:, :-1]) / 2 * np.diff(places), axis=1)
-    low, here, high = (np.searchsorted(places, at) for at in (points - half, points, points + half))
-    return np.where(
-        half > 0,
-        (areas[:, high] - areas[:, low]) / np.where(half > 0, 2 * half, 1),
-        hats[:, here.clip(max=len(places) - 1)],
-    )
 
 
 def _derivative(centres: Array, window: int, name: str) -> Array:
@@ -229,7 +122,7 @@ def savgol(centres: Array, window: int, order: int, derivative: int, name: str, 
         )
     steps = np.diff(centres)
     spacing = float(np.median(steps))
-    if np.abs(steps - spacing).max() > _UNEVEN * spacing:
+    if np.abs(steps - spacing).max() > UNEVEN * spacing:
         raise BadInput(
             f"{where} the spacing varies from {steps.min():.3g} to {steps.max():.3g}; a derivative needs an even axis: "
             f"set data.step {spacing:.3g}."

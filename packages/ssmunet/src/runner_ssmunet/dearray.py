@@ -25,8 +25,8 @@ from runner_core import (
 )
 
 from runner_ssmunet import readers, tma
+from runner_ssmunet.bands import amide1_weights
 from runner_ssmunet.classes import FILE as CLASSES
-from runner_ssmunet.preprocess import amide1_weights
 from runner_ssmunet.readers.blocks import Blocks, row_blocks
 from runner_ssmunet.readers.sidecars import stem
 

@@ -11,9 +11,9 @@ from PIL import Image, ImageDraw
 from runner_core import Layer
 
 from runner_ssmunet.axis import gaps
+from runner_ssmunet.bands import amide1_weights
 from runner_ssmunet.classes import Classes, labels_of, palette
 from runner_ssmunet.outputs import Segmented
-from runner_ssmunet.preprocess import amide1_weights
 from runner_ssmunet.readers import Core
 from runner_ssmunet.readers.blocks import by_rows
 

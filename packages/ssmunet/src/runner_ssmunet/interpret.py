@@ -20,6 +20,7 @@ from runner_core import Arrays, BadInput, Network, claimed, counted, replace_csv
 
 from runner_ssmunet import interpretation_page, scores, whole
 from runner_ssmunet.filters import NAMED_BANDS
+from runner_ssmunet.readers.blocks import release, space
 from runner_ssmunet.statistics import Moments
 from runner_ssmunet.steps.operations import applied
 from runner_ssmunet.steps.pipeline import operations_of
@@ -170,7 +171,7 @@ def _predicted(project: Any, network: Network, spectra: Array, tissue: Array) ->
 
     probabilities, _ = whole.predict(
         spectra, tissue, infer, len(project.outputs), config.data.patch, config.predict.overlap,
-        config.validate.batch_size or config.train.batch_size,
+        config.validate.batch_size or config.train.batch_size, space, release,
     )  # fmt: skip
     return np.where(tissue, probabilities.argmax(0), -1)
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from runner_core import BadInput, otsu_threshold
 
-from runner_ssmunet.axis import Axis, plan
+from runner_ssmunet.axis import plan
+from runner_ssmunet.bands import CONTRAST, FAINT, Axis, amide1_weights, heights, normalised, on_axis
 from runner_ssmunet.config import SpectraConfig
 from runner_ssmunet.readers import Core
 from runner_ssmunet.readers.blocks import by_rows, release, space
@@ -17,8 +18,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Steps = Callable[[Array, Axis], Array]
 """Spectra (P, L) float32 on an axis to spectra (P, L)."""
 
-AMIDE1 = (1600.0, 1700.0)
-"""The amide-I band (cm⁻¹): C=O stretching of proteins, in every tissue."""
 SETTINGS = ("low", "high", "gap", "bin", "step", "baseline", "derivative", "window", "normalise", "tissue")
 """The settings of `data` that decide the cached spectra."""
 OPTIONAL = ("wavenumbers", "band_width")
@@ -26,14 +25,6 @@ OPTIONAL = ("wavenumbers", "band_width")
 _WINDOW = 48
 _PIXELS = 16384
 """Pixels that are processed at once, which bounds the memory."""
-_CONTRAST = 1e-2
-"""Least difference of amide-I area (absorbance · cm⁻¹) between tissue and glass."""
-_FAINT = 0.02
-"""Lowest amide-I area of tissue, as a share of the strongest tissue's."""
-THINNEST = 0.01
-"""Lowest mean absorbance of amide I that a spectrum is divided by.
-
-It keeps noise small in places with hardly any protein."""
 
 
 def settings_of(data: SpectraConfig) -> dict[str, Any]:
@@ -63,13 +54,13 @@ def tissue_mask(core: Core, mode: str, name: str) -> Array:
         )
     area = by_rows(core.spectra, lambda rows: np.asarray(rows @ weights.astype(np.float32)))
     low, high = np.percentile(area[core.measured], (1, 99))
-    if high - low < _CONTRAST or high <= 0:
+    if high - low < CONTRAST or high <= 0:
         raise BadInput(f"{name}: no amide-I area stands out from the rest: no tissue is found. {remedy}")
     # Otsu's classes are about equally wide on a logarithmic scale only: tissue varies by factors, glass by its noise,
     # which reaches as far up as it reaches below 0
-    noise = max(-low, _FAINT * high)
-    heights = np.log(area.clip(noise))
-    return np.asarray(core.measured & (heights > otsu_threshold(heights[core.measured])))
+    noise = max(-low, FAINT * high)
+    grown = np.log(area.clip(noise))
+    return np.asarray(core.measured & (grown > otsu_threshold(grown[core.measured])))
 
 
 def usable_axis(wavenumbers: Array, data: SpectraConfig, name: str) -> Axis:
@@ -89,23 +80,6 @@ def no_amide1(name: str, setting: str, remedy: str) -> BadInput:
         f"{name}: {setting} needs three points or more from 1600 to 1700 cm⁻¹. Lower data.bin or data.step, or "
         f"{remedy}."
     )
-
-
-def amide1_weights(wavenumbers: Array) -> Array | None:
-    """Return weights (C,) float64 so that `spectra @ weights` is the area of amide I (absorbance · cm⁻¹).
-
-    The area lies above the chord between the band's ends, by the trapezoid rule. Returns None if the axis has fewer
-    than three points of the band.
-    """
-    band = np.flatnonzero((wavenumbers >= AMIDE1[0]) & (wavenumbers <= AMIDE1[1]))
-    if band.size < 3:
-        return None
-    inside = wavenumbers[band]
-    weights = np.zeros(len(wavenumbers))
-    weights[band[:-1]] += np.diff(inside) / 2
-    weights[band[1:]] += np.diff(inside) / 2
-    weights[band[[0, -1]]] -= (inside[-1] - inside[0]) / 2
-    return weights
 
 
 def prepare(
@@ -141,25 +115,11 @@ def processed(pixels: Array, axis: Axis, data: SpectraConfig, name: str) -> Arra
     if data.baseline == "rubberband":
         for segment in axis.segments:
             out[:, segment.points] -= rubberband(out[:, segment.points], axis.wavenumbers[segment.points])
-    amide1 = _amide1_height(out, axis, name) if data.normalise == "amide1" else None
+    amide1 = _heights(out, axis, name) if data.normalise == "amide1" else None
     for segment in axis.segments:
         if segment.derive is not None:
             out[:, segment.points] = out[:, segment.points] @ segment.derive.astype(np.float32)
-    if data.normalise == "vector":
-        length = np.sqrt(np.einsum("pl,pl->p", out, out)) / np.float32(np.sqrt(out.shape[1]))
-        out /= np.where(length > 0, length, 1)[:, None]
-    elif amide1 is not None:
-        out /= np.maximum(amide1, np.float32(THINNEST))[:, None]
-    return out
-
-
-def on_axis(pixels: Array, axis: Axis) -> Array:
-    """Return spectra (P, C) on the kept axis: (P, L) float32, averaged and resampled."""
-    out = np.empty((len(pixels), len(axis.wavenumbers)), np.float32)
-    for segment in axis.segments:
-        own = pixels[:, segment.columns].astype(np.float32, copy=False)
-        out[:, segment.points] = own if segment.combine is None else own @ segment.combine.astype(np.float32)
-    return out
+    return normalised(out, amide1, data.normalise)
 
 
 def window(arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -188,9 +148,8 @@ def rubberband(pixels: Array, wavenumbers: Array) -> Array:
     return out
 
 
-def _amide1_height(pixels: Array, axis: Axis, name: str) -> Array:
-    """Return the mean height (P,) of the amide-I band above the chord between its ends (absorbance)."""
-    weights = amide1_weights(axis.wavenumbers)
-    if weights is None:
+def _heights(pixels: Array, axis: Axis, name: str) -> Array:
+    found = heights(pixels, axis)
+    if found is None:
         raise no_amide1(name, "data.normalise amide1", "set data.normalise to vector")
-    return np.asarray(pixels @ (weights / (AMIDE1[1] - AMIDE1[0])).astype(np.float32))
+    return found

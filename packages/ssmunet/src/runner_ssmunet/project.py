@@ -59,10 +59,12 @@ from runner_ssmunet import (
     statistics,
     whole,
 )
+from runner_ssmunet.bands import on_axis
 from runner_ssmunet.classes import Classes
 from runner_ssmunet.config import PRESETS, SSMConfig
 from runner_ssmunet.optimisations import OPTIMISATIONS
 from runner_ssmunet.outputs import Segmented, SpectraPredictOptions
+from runner_ssmunet.readers.blocks import release, space
 from runner_ssmunet.steps.operations import applied
 from runner_ssmunet.steps.pipeline import Pipeline, Place, after, fitted_alone, opened, operations_of, saved
 
@@ -379,7 +381,9 @@ class SSMUNet(Project):
         spectra, tissue = self.prepared_spectra(cropped), self._tissue(cropped)
         size = self.config.validate.batch_size or self.config.train.batch_size
         patch, overlap = self.config.data.patch, self.config.predict.overlap
-        probabilities, attention = whole.predict(spectra, tissue, infer, len(self.outputs), patch, overlap, size)
+        probabilities, attention = whole.predict(
+            spectra, tissue, infer, len(self.outputs), patch, overlap, size, space, release
+        )
         return {"probabilities": probabilities, "attention": attention.astype(np.float32)}
 
     def prepared_spectra(self, cropped: Cropped) -> Array:
@@ -527,10 +531,10 @@ class SSMUNet(Project):
         return export(model, folder, self.config, self.classes, self.statistics)
 
     def standalone(self) -> Standalone:
-        from runner_ssmunet.standalone import infer
+        from runner_ssmunet.standalone import standalone
 
-        missing = "a core is prepared in ways that depend on its own axis, and these are in no script yet"
-        return Standalone(infer=infer, missing=missing)
+        views = [view.name for view in self.combining().views]
+        return standalone(self.config, self.classes, self.statistics, views)
 
     def checks(self) -> Checks:
         return Checks(
@@ -552,7 +556,7 @@ class SSMUNet(Project):
         if not tissue.any():
             return {}
         axis = preprocess.usable_axis(measured, self.config.data, meta["core"])
-        before = preprocess.on_axis(arrays["spectra"][tissue], axis)
+        before = on_axis(arrays["spectra"][tissue], axis)
         prepared = self._spectra(Decoded(arrays, decoded.spacing, "tissue", meta))
         later = self.pipeline.later
         operations = []

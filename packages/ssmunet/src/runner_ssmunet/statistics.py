@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 from runner_core import BadInput, Json, Statistics, Store, counted
 
+from runner_ssmunet.bands import SAME
 from runner_ssmunet.labels import LABELS, output_labels, output_names
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _ROWS = 4096
 """Pixels that are converted to float64 at once."""
-_SAME = 0.1
-"""Two axes are equal if no wavenumber differs by more than this share of the spacing."""
 _NEARLY_EVERY = 0.1
 """Share of the cores that may differ."""
 _LEAST = 0.01
@@ -139,7 +138,7 @@ def axes_differ(first: Array, second: Array) -> str:
     if len(first) != len(second):
         return f"{extent(first)} and {extent(second)}"
     worst = int(np.abs(first - second).argmax())
-    if abs(first[worst] - second[worst]) <= _SAME * spacing(first):
+    if abs(first[worst] - second[worst]) <= SAME * spacing(first):
         return ""
     return f"number {worst + 1} is {first[worst]:g} and {second[worst]:g} cm⁻¹"
 

@@ -1,14 +1,17 @@
-"""Inference on whole cores: features of every tissue pixel once, then the U-Net over overlapping, blended tiles."""
+"""Inference on whole cores: features of every tissue pixel once, then the U-Net over overlapping, blended tiles.
+
+Needs NumPy alone: exports carry this file along.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from runner_core import Infer
 
-from runner_ssmunet.readers.blocks import release, space
+if TYPE_CHECKING:
+    from runner_core import Infer
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -19,15 +22,17 @@ LEAST = 1e-3
 
 
 def predict(
-    spectra: Array, tissue: Array, infer: Infer, classes: int, patch: int, overlap: float, batch: int
-) -> tuple[Array, Array]:
+    spectra: Array, tissue: Array, infer: Infer, classes: int, patch: int, overlap: float, batch: int,
+    space: Callable[..., Array] = np.zeros, release: Callable[[Array], None] = lambda array: None,
+) -> tuple[Array, Array]:  # fmt: skip
     """Return probabilities (K, H, W) float32 for K `classes`, and attention (L,).
 
-    `spectra` (H, W, L) are prepared, `tissue` (H, W) is bool. Both results are 0 if there is no tissue at all.
+    `spectra` (H, W, L) are prepared, `tissue` (H, W) is bool. `space(shape, dtype)` returns zeros, and `release` gives
+    back memory of `spectra`: an image may be larger than the memory. Both results are 0 if there is no tissue at all.
     """
     if not tissue.any():
         return np.zeros((classes, *tissue.shape), np.float32), np.zeros(spectra.shape[-1], np.float32)
-    features, empty, attention = described(spectra, tissue, infer)
+    features, empty, attention = described(spectra, tissue, infer, space, release)
 
     def classify(tiles: Array) -> Array:
         return infer({"features": tiles})["prediction"]
@@ -35,7 +40,10 @@ def predict(
     return blended(features, tissue, empty, patch, overlap, batch, classify), attention
 
 
-def described(spectra: Array, tissue: Array, infer: Infer) -> tuple[Array, Array, Array]:
+def described(
+    spectra: Array, tissue: Array, infer: Infer,
+    space: Callable[..., Array] = np.zeros, release: Callable[[Array], None] = lambda array: None,
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Return features (H, W, F), those of a pixel off the tissue (F,), and attention (L,), mean over the tissue."""
     places = np.flatnonzero(tissue)
     flat = spectra.reshape(-1, spectra.shape[-1])

@@ -66,6 +66,11 @@ def _from_hub(name: str, named: str) -> NamedWeights:
     """
     found = fetch(named)
     about = found.about.get(OWN)
+    if not found.about:
+        print(
+            f"NOTE: {found.source}: no {ABOUT} came with the weights (huggingface_hub's cache may lack it), so they "
+            "bring no settings: those of the preset hold, unless you name others"
+        )
     if not isinstance(about, dict):
         return NamedWeights(found.file, source=found.source)
     if about.get("project") != name:

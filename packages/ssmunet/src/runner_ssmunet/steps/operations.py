@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runner_ssmunet.preprocess import THINNEST
+from runner_ssmunet.bands import THINNEST
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Operation = tuple[str, Mapping[str, Array]]

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from runner_core import BadInput, Json, PreparedStore, Store, plain
 
-from runner_ssmunet.axis import Axis, plan, savgol
+from runner_ssmunet.axis import plan, savgol
+from runner_ssmunet.bands import AMIDE1, Axis, amide1_weights
 from runner_ssmunet.config import FILES, USES, PreprocessConfig, SpectraConfig, is_fitted
 from runner_ssmunet.labels import LABELS
-from runner_ssmunet.preprocess import AMIDE1, amide1_weights, no_amide1, rubberband
+from runner_ssmunet.preprocess import no_amide1, rubberband
 from runner_ssmunet.statistics import Moments
 from runner_ssmunet.steps import baselines, denoise, emsc, mie, spectrafile
 from runner_ssmunet.steps.operations import Operation, applied

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from runner_core import BadInput
 
-from runner_ssmunet.axis import Axis
+from runner_ssmunet.bands import Axis
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
