@@ -93,7 +93,7 @@ def _alone(folder: Path, layers: int, turns: int) -> dict[str, Times]:
 
     def thread(turn: int) -> float:
         begun = time.perf_counter()
-        copies, _ = held(tensors, False)
+        copies, *_ = held(tensors, False)
         background.begin(lambda: checkpoints.save(State({}, copies), 2 * turn + 2, 0, None, False))
         seconds = time.perf_counter() - begun
         background.wait()
@@ -146,8 +146,8 @@ def one_of_two(folder: Path, layers: int, turns: int, me: int) -> None:
         team.share(None)
 
     def parts(step: int) -> None:
-        copies, shapes = held(tensors, True)
-        background.begin(lambda: checkpoints.save(State({}, copies, shapes), step, 0, None, False, aside))
+        copies, shapes, holders = held(tensors, True)
+        background.begin(lambda: checkpoints.save(State({}, copies, shapes, holders), step, 0, None, False, aside))
 
     for turn in range(turns + 1):
         seconds = [_timed(team, partial(gathers, 2 * turn + 1)), _timed(team, partial(parts, 2 * turn + 2))]
