@@ -19,8 +19,8 @@ Example = dict[str, tuple[list[int | None], str]]
 def write_keras_openvino(job: ExportJob, file: Path) -> tuple[dict[str, Any], Arrays]:
     """Write `file` (.xml) and its .bin; return its description, and the largest arrays that `predict` gave it.
 
-    The batch may have any length, and so may each axis along which the windows of the job's records differ. Raises
-    BadInput for another backend of Keras, and where OpenVINO cannot convert the network.
+    The batch may have any length; so may the window's sides, where the network itself takes any. Raises BadInput for
+    another backend of Keras, and where OpenVINO cannot convert the network.
     """
     import keras
 
@@ -41,13 +41,11 @@ def write_keras_openvino(job: ExportJob, file: Path) -> tuple[dict[str, Any], Ar
         outputs[:] = found
         return [tf.identity(tensor, name=name) for name, tensor in found.items()]
 
+    any_size = None in network.inputs[0].shape[1:]
     signature = [
-        tf.TensorSpec(
-            [None, *(_only({array[name].shape[axis] for array in seen}) for axis in range(1, seen[0][name].ndim))],
-            seen[0][name].dtype, name=name,
-        )
-        for name in names
-    ]  # fmt: skip
+        tf.TensorSpec([None, *(None if any_size and n > 1 else n for n in array.shape[1:])], array.dtype, name=name)
+        for name, array in sorted(seen[0].items())
+    ]
     openvino = silent_openvino()
     try:
         concrete = tf.function(forward, input_signature=signature, autograph=False).get_concrete_function()
@@ -94,10 +92,6 @@ def _only_outputs(openvino: Any, model: Any, names: Sequence[str]) -> Any:
     """
     ports = [next(port for port in model.outputs if name in _names(port)) for name in names]
     return openvino.Model([port.get_node() for port in ports], model.get_parameters(), "network")
-
-
-def _only(lengths: set[int]) -> int | None:
-    return next(iter(lengths)) if len(lengths) == 1 else None
 
 
 def _names(port: Any) -> set[str]:
