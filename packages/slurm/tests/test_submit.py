@@ -135,6 +135,22 @@ def test_parts_and_experiments(submit: Submit) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "devices"), [([], "4"), (["--devices", "2"], None), (["--array", "train.seed=1"], "4")]
+)
+def test_the_only_process_of_a_keras_training_takes_all_gpus(
+    words: list[str], devices: str | None, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings that name another number keep it."""
+    monkeypatch.setattr("runner_core.testing.toy.Toy.framework", "keras")
+    (member,) = submit("--slurm.gpus", "4", *words).members
+    assert member.words.count("--devices") == (devices is not None)
+    if devices is not None:
+        assert member.words[member.words.index("--devices") + 1] == devices
+    parameters = submit.given["parameters"]  # type: ignore[attr-defined]
+    assert (parameters["tasks_per_node"], parameters["gpus_per_node"]) == (1, 4)
+
+
+@pytest.mark.parametrize(
     "words, text",
     [
         ("--epochs 0", "train.epochs must be at least 1"),

@@ -62,7 +62,10 @@ def submit(project: str, parser: argparse.ArgumentParser, words: Sequence[str]) 
     several = [(values, _varied(project, command, rest, prog, values) if values else parsed) for values in variants]
     with claimed(project, "submit", flags.submission) as folder:
         path = folder.absolute()
-        devices = config.gpus if executor == scheduler.LOCAL and command == "train" and config.gpus > 1 else 1
+        # the only process that is started here takes all GPUs
+        devices = (
+            config.gpus if command == "train" and (executor == scheduler.LOCAL or parsed.framework == "keras") else 1
+        )
         members = [m for values, one in several for m in _members(path, one, values, flags.parts, devices)]
         submission = Submission(path, project, command, executor, config.restarts, members)
         submission.save()
