@@ -10,12 +10,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runner_core import BadInput, Learning
 from runner_core.base.location import Url
 from runner_core.base.writing import json_text
 from runner_core.cli import main
+from runner_core.cli.measure import refuse
+from runner_core.config import RunConfig, TrainConfig
 from runner_core.config.values import plain
 from runner_core.contract import Remedy
 from runner_core.contract.setup import Setup
@@ -550,6 +553,10 @@ def test_bad_flags(here, capsys, monkeypatch):
         started.setenv("RANK", "1")
         assert main(["toy", "ablate"]) == 2
     assert "ablate starts its processes itself: run it without torchrun" in capsys.readouterr().err
+    config = RunConfig(train=TrainConfig(devices=2, device="cpu"))
+    setup = SimpleNamespace(config=config, project=SimpleNamespace(framework="keras"))
+    with pytest.raises(BadInput, match="ablate measures one device of a Keras project: leave out --devices"):
+        refuse("ablate", SimpleNamespace(setup=setup, options=SimpleNamespace(minutes=1)))
     (here / "full").mkdir()
     (here / "full" / "file").touch()
     assert main(["toy", "ablate", "--out", "full"]) == 2

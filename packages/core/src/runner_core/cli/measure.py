@@ -61,8 +61,10 @@ def refuse(command: str, started: Started[Any]) -> None:
         raise BadInput(f"--minutes must be more than 0, not {minutes:g}")
     if place is not None and place.count > 1:
         raise BadInput(f"{command} starts its processes itself: run it without torchrun, srun or mpirun")
-    if devices > 1 and command != "ablate":
-        raise BadInput(f"{command} measures one device: leave out --devices ({counted(devices, 'device')})")
+    keras = started.setup.project.framework == "keras"  # whose devices share a process, and trials have one for each
+    if devices > 1 and (command != "ablate" or keras):
+        of = " of a Keras project" if command == "ablate" else ""
+        raise BadInput(f"{command} measures one device{of}: leave out --devices ({counted(devices, 'device')})")
     refuse_no_device(started.setup)
 
 
