@@ -110,6 +110,29 @@ def test_weights_are_not_gathered_in_bfloat16_for_layers_that_compute_in_float32
         parallel.Sharded(project, network, torch.device("cpu"), Precision("float32"))
 
 
+def test_only_layers_of_which_autocast_rounds_all_weights_are_gathered_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(torch.nn.Linear):
+        """Its forward pass may compute anything from the weights in float32."""
+
+    monkeypatch.setattr(fsdp, "LEAST_APART", 10)
+    nn = torch.nn
+    tied = [nn.Embedding(4, 4), nn.Linear(4, 4)]
+    tied[1].weight = tied[0].weight
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    other = nn.utils.spectral_norm(nn.Linear(4, 4))
+    plain = [nn.Linear(4, 4), nn.Conv2d(2, 2, 3), nn.MultiheadAttention(4, 2)]
+    kept = nn.Linear(4, 4)
+    less = [normed, other, Own(4, 4), nn.Bilinear(4, 4, 4), nn.LSTM(4, 4), nn.LayerNorm(16), kept, nn.Linear(2, 2)]
+    network = nn.ModuleList([*less, *tied, nn.Sequential(*plain), plain[0]])
+    assert fsdp.rounded_layers(network, {kept}) == plain
+
+
+def test_a_search_that_exact_resuming_needs_is_not_left_out() -> None:
+    project = toy.Toy(toy.small(train__strategy="ddp", train__deterministic=True, exchange__unused="none"))
+    with pytest.raises(BadInput, match=r"train.deterministic needs exchange.unused find"):
+        parallel.parallel(project, torch.nn.Linear(2, 2), torch.device("cpu"), Precision("float32"), 1, 2)
+
+
 def test_a_step_that_leaves_out_a_weight_is_told_by_all_and_the_run_goes_on(done: Path) -> None:
     said = [(done / f"forgetful-{number}").read_text() for number in range(2)]
     assert all(
@@ -167,6 +190,7 @@ def test_groups_that_are_not_alike_are_refused() -> None:
         (4, ["a"] * 6, r"groups of 4 \(exchange.shard_devices"),
         (None, ["a", "a", "b", "a", "b", "b"], "process 2 is on b, with 3 on each"),
         (None, ["a", "b", "a", "b"], "process 1 is on b, with 2 on each"),
+        (None, ["a", "b"], "the first machine has one: take fsdp or ddp"),
     ):
         with pytest.raises(BadInput, match=said):
             fsdp.shard_count(asked, hosts, len(hosts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
@@ -27,9 +28,10 @@ class Sharded:
     """Every process keeps a part of each weight, its gradient and its optimizer state (`fully_shard`).
 
     The weights of each of the project's `shard_units` are gathered while it computes, the other weights for the whole
-    step. With `exchange.gather` bfloat16, each large linear layer and convolution is gathered apart, in the type in
-    which autocast computes with it: so nothing is rounded that is not rounded otherwise. With `shards`, that many
-    neighbouring processes keep a whole network together, and the groups exchange the gradients of each part.
+    step. With `exchange.gather` bfloat16, large linear layers and convolutions (`rounded_layers`) are gathered apart,
+    in the type in which autocast computes with them: so nothing is rounded that is not rounded otherwise. With
+    `shards`, that many neighbouring processes keep a whole network together, and the groups exchange the gradients of
+    each part.
     """
 
     unused: list[str] | None = None
@@ -74,7 +76,7 @@ class Sharded:
         self._between_at_once = shards is not None and exchange.gradients == "auto"
         self._root: Any = Around(network)
         shard_units = project.learning().shard_units
-        layers = _rounded(network, kept) if exchange.gather == "bfloat16" else []
+        layers = rounded_layers(network, kept) if exchange.gather == "bfloat16" else []
         self._apart = bool(layers)
         for layer in layers:
             fully_shard(layer, mesh=mesh, mp_policy=_types(exchange, gather=torch.bfloat16))
@@ -137,17 +139,41 @@ def _types(exchange: ExchangeConfig, gather: torch.dtype | None = None) -> Any:
     return MixedPrecisionPolicy(param_dtype=gather, reduce_dtype=reduce, cast_forward_inputs=False)
 
 
-def _rounded(module: nn.Module, kept: Set[nn.Module]) -> list[nn.Module]:
-    """Return the layers whose weights autocast rounds anyway, if they are worth an exchange of their own."""
-    if isinstance(module, OBSERVED):
-        worth = sum(parameter.numel() for parameter in module.parameters()) >= LEAST_APART
-        return [module] if worth and module not in kept else []
-    return [*dict.fromkeys(layer for child in module.children() for layer in _rounded(child, kept))]
+def rounded_layers(network: nn.Module, kept: Set[nn.Module] = frozenset()) -> list[nn.Module]:
+    """Return the layers of which autocast rounds all weights anyway, if they are worth an exchange of their own.
+
+    A layer that computes its weights from others (weight normalisation, a class of the project's own), or shares them
+    with another layer, is none of them, nor is one of `kept`.
+    """
+    owners = Counter(weight for module in network.modules() for weight in module._parameters.values())
+
+    def found(module: nn.Module) -> Iterator[nn.Module]:
+        if not isinstance(module, OBSERVED):
+            for child in module.children():
+                yield from found(child)
+            return
+        weights = [*module.parameters()]
+        worth = sum(weight.numel() for weight in weights) >= LEAST_APART
+        if worth and module not in kept and _is_plain(module) and all(owners[weight] == 1 for weight in weights):
+            yield module
+
+    return [*dict.fromkeys(found(network))]
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Return True if the layer is PyTorch's own and computes with its weights as they are, and autocast rounds them."""
+    own = type(layer).__module__.startswith("torch.nn.modules.")
+    return own and not layer._forward_pre_hooks and not isinstance(layer, (nn.Bilinear, nn.RNNBase))
 
 
 def shard_count(asked: int | None, hosts: Sequence[str], ranks: int) -> int:
     """Return the number of processes that keep a whole network together; raise BadInput if groups are not alike."""
     shards = asked or len([host for host in hosts if host == hosts[0]])
+    if shards < 2:
+        raise BadInput(
+            "train.strategy hsdp divides the network among the processes of a machine, and the first machine has one: "
+            "take fsdp or ddp, or set exchange.shard_devices"
+        )
     where = "exchange.shard_devices" if asked else "the number of processes on the first machine"
     if shards == ranks or ranks % shards:
         raise BadInput(

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.contract import Precision
 from runner_core.contract.project import Project
@@ -106,7 +107,9 @@ def parallel(
         return Sharded(project, network, device, precision, kept, shards)
     # Without the search, DDP orders its buckets anew after its first step. A resumed run would have the former order
     # in its first step, so sums over three or more processes would round differently there.
-    unused = "find" if exchange.unused == "auto" and train.deterministic else exchange.unused
+    if exchange.unused == "none" and train.deterministic:
+        raise BadInput("train.deterministic needs exchange.unused find, its default then: leave exchange.unused out")
+    unused = "find" if train.deterministic else exchange.unused
     return Replicated(network, unused, exchange.gradients != "micro_batch", exchange.reduce)
 
 
