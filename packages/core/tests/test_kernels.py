@@ -82,6 +82,22 @@ def test_a_step_is_the_same_after_one_with_other_weights(settings):
         np.testing.assert_array_equal(again.values[name], once.values[name], err_msg=name)
 
 
+def test_a_device_holds_two_networks_at_once():
+    setup, data = toy.setup(precision__mode="float16")
+    own, most = Proof(setup, data, options(setup)), 0
+    own._keeps_all, observe = False, own._observe
+
+    def counted(settings, way):
+        nonlocal most
+        found = observe(settings, way)
+        most = max(most, len(own._trainers))
+        return found
+
+    own._observe = counted
+    assert own.wrong({}) == []
+    assert most == 2
+
+
 @pytest.mark.parametrize("name", toy.FAULTS)
 def test_wrong_kernels_are_found_and_blamed(name):
     fault, settings, blamed, layer = toy.FAULTS[name]

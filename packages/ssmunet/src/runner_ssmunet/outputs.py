@@ -82,7 +82,6 @@ def write(
         image.save(picture, "PNG")
         np.savez_compressed(
             arrays,
-            allow_pickle=False,
             classes=prediction.classes,
             probabilities=prediction.probabilities,
             class_names=np.array(list(names)),
@@ -146,7 +145,7 @@ def _write_ome(
 def write_map(values: Array, stem: Path) -> list[Path]:
     """Write `values` (H, W) on the core's own grid as STEM.npz (float32)."""
     path = stem.with_name(f"{stem.name}.npz")
-    np.savez_compressed(path, allow_pickle=False, values=values.astype(np.float32))
+    np.savez_compressed(path, values=values.astype(np.float32))
     return [path]
 
 

@@ -106,7 +106,7 @@ def write_phantom(folder: Path, rng: np.random.Generator, faulty: bool = True) -
             meta = {"core_id": name, "patient_id": f"P{patient + 1:02d}", "slide_id": f"TMA{patient % 3 + 1}"}
             arrays = make_core(wavenumbers, components, shown, rng, faults)
             axis: dict[str, Any] = {"wn": wavenumbers, "delta_cm1": float(wavenumbers[1] - wavenumbers[0])}
-            np.savez(folder / f"core_{name}.npz", allow_pickle=False, **arrays, **axis, meta=json.dumps(meta))
+            np.savez(folder / f"core_{name}.npz", **arrays, **axis, meta=json.dumps(meta))
 
 
 def component_spectra(wavenumbers: Array, rng: np.random.Generator) -> Array:

@@ -94,7 +94,7 @@ class SoftOutputs:
         if combining.kind == "probabilities":
             found = {n: a.astype(np.float16) if a.dtype == np.float32 else a for n, a in found.items()}
         with whole_file(path) as temporary:
-            np.savez_compressed(temporary, allow_pickle=False, **{_SECONDS: np.array(seconds), **found})
+            np.savez_compressed(temporary, **{_SECONDS: np.array(seconds), **found})  # type: ignore[arg-type]
 
     def seconds(self, records: Sequence[AnyRecord], views: tuple[str, ...]) -> float:
         """Return how long a network took for one record, in the median: the first one may have been compiled for."""

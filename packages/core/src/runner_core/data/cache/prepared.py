@@ -20,6 +20,7 @@ from runner_core.base.files import size_text
 from runner_core.base.location import Url
 from runner_core.base.parts import Part, missing_parts
 from runner_core.base.progress import progress
+from runner_core.base.resources import available_ram
 from runner_core.base.text import counted
 from runner_core.contract import CachePlan, Pipeline, Store
 from runner_core.contract.records import AnyRecord, Record, at_url
@@ -149,6 +150,8 @@ class PreparedCache:
         if folder.parent != settings_folder(self._root, pipeline.settings):
             return None
         if self._storage(opened.plan.mode).name != storage_name(folder):
+            return None
+        if opened.plan.ram_bytes > available_ram():  # another machine, with less
             return None
         try:
             store = self._open_checked(pipeline, records, folder, opened.plan.mode)

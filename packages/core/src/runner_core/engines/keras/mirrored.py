@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
+from runner_core.base.errors import BadInput
 from runner_core.contract import Tensors
 from runner_core.engines.keras.backend import Function
 
@@ -53,7 +54,10 @@ class Mirrored:
     def prepare(self, optimizer: keras.optimizers.Optimizer) -> None:
         name = "_all_reduce_sum_gradients"
         if not hasattr(optimizer, name):
-            raise RuntimeError(f"Keras {keras.__version__} has no {name}: its gradients would be added up twice")
+            raise BadInput(
+                f"Keras {keras.__version__} has no {name}, so gradients of several devices would be added up twice: "
+                "train on one device (--devices 1), or with a version of Keras that uv.lock names"
+            )
         setattr(optimizer, name, lambda pairs: pairs)
 
     def each(self, step: Function) -> Function:

@@ -45,6 +45,10 @@ class Proof:
         self._plainly: dict[tuple[int, bool], Observed] = {}
         self._rounded: dict[tuple[str, int, bool], list[Observed]] = {}
         self._trainers: dict[str, Any] = {}
+        self._own = _named({})
+        """Name of the settings that are compared with plain float32."""
+        self._keeps_all = setup.device.kind == "cpu"
+        """Whether all networks stay, so that nothing is compiled again; elsewhere two: memory may hold no more."""
         self.compared, self.margin = 0, 0.0
         """Tensors compared, and the largest error as a share of its bound, of the run's own settings."""
 
@@ -65,6 +69,7 @@ class Proof:
         self, settings: Mapping[str, Json], compute: str, layers: bool, shadow: bool = True
     ) -> tuple[list[Disagreement], Arrays]:
         """Return what disagrees in gradients and before, and the gradients."""
+        self._own = _named(settings)
         found = self._observe(settings, Way(shadow=shadow, layers=layers))
         judged = self._judged(found, compute, layers)
         for number in range(1, _REPEATED + 1):
@@ -136,6 +141,8 @@ class Proof:
     def _trainer(self, settings: Mapping[str, Json]) -> Any:
         """Return the trainer for some settings; what it has compiled serves for other weights, too."""
         if (trainer := self._trainers.get(_named(settings))) is None:
+            if not self._keeps_all:
+                self._trainers = {name: one for name, one in self._trainers.items() if name == self._own}
             setup = self._setup(settings)
             setup.project.statistics = self.data.statistics
             trainer = self._trainers[_named(settings)] = setup.engine.trainer(setup, replace(self.data), 100)
