@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import runner_core
 import tifffile
-from runner_core import Unhealthy
+from runner_core import BadInput, Unhealthy
 
 pytest.importorskip("runner_export")
 
@@ -208,20 +208,14 @@ def test_dinocells_network_takes_any_number_of_windows(channels: Any, tmp_path: 
         np.testing.assert_allclose(infer(some)["embedding"], graph.infer(some)["embedding"], atol=1e-4)
 
 
-def test_openkbps_network_leaves_as_openvino_and_is_compared_with_keras(tmp_path: Path) -> None:
-    """OpenVINO computes for itself: its last digits differ, and a weight that Keras changes afterwards shows up."""
-    keras = pytest.importorskip("keras")
-    pytest.importorskip("openvino")
-    if keras.backend.backend() != "tensorflow":
-        pytest.skip("Keras runs on another backend")
-    from runner_export.keras_network import write_keras_openvino
-    from runner_export.parity import compare
-    from runner_export.session import load_networks
+def openkbps(kind: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """What an export of a small network of openkbp gets, and the stored arrays of its one record."""
     from runner_openkbp.config import demo
     from runner_openkbp.project import OpenKBP
 
     config, rng = demo(), np.random.default_rng(0)
     config.data.size, config.model.features = 32, 2
+    config.model.network, config.model.widths, config.model.refine = kind, (3, 4), 2
     project: Any = OpenKBP(config)
     network = project.model(None)
     for variable in network.variables:  # biases too, which begin at 0
@@ -235,22 +229,94 @@ def test_openkbps_network_leaves_as_openvino_and_is_compared_with_keras(tmp_path
         found = project.infer(lambda x: network(x, training=False), project.on_device(given, {}, None))
         return {name: np.asarray(tensor) for name, tensor in found.items()}
 
-    job: Any = SimpleNamespace(
+    job = SimpleNamespace(
         project=SimpleNamespace(
-            name="openkbp", on_device=project.on_device, infer=project.infer, predict=lambda cropped, run: run(cropped)
+            **{name: getattr(project, name) for name in ("name", "on_device", "infer", "standalone")},
+            predict=lambda cropped, run: run(cropped),
         ),
         trained=SimpleNamespace(network=network, infer=infer, statistics={}),
         records=lambda: iter([(SimpleNamespace(key="a"), arrays)]),
+        own=lambda: project.export(network, folder),
         checkpoint="step-1",
+        source="validation records",
+        folder=folder,
     )
-    described, _ = write_keras_openvino(job, tmp_path / "model.xml")
-    assert described["inputs"][0]["shape"] == ["batch", 1, 32, 32, 32]
+    return job, arrays
+
+
+@pytest.mark.parametrize("kind, steps", [("challenge", (1, None)), ("residual", (1, 4))])
+def test_openkbps_network_leaves_as_openvino_and_is_compared_with_keras(
+    kind: Any, steps: tuple[int, int | None], tmp_path: Path
+) -> None:
+    """OpenVINO computes what Keras does, and a weight that Keras changes afterwards shows up."""
+    keras = pytest.importorskip("keras")
+    pytest.importorskip("openvino")
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras runs on another backend")
+    from runner_export.keras_network import small_example, write_keras_openvino
+    from runner_export.parity import compare
+    from runner_export.session import load_networks
+
+    job, arrays = openkbps(kind, tmp_path)
+    network, infer = job.trained.network, job.trained.infer
+    described, example = write_keras_openvino(job, tmp_path / "model.xml")
+    axes = {name: ["batch", 1, *(f"{name}_{n} (4n)" if steps[1] else 32 for n in (2, 3, 4))] for name in arrays}
+    for one in described["inputs"]:
+        assert one["shape"] == axes[one["name"]]
+        assert one["multiple"] == [1, None, *[steps[1]] * 3]
     found = load_networks(tmp_path, [described], 1)
-    parity = compare(job, infer, found, "openvino")
-    assert 0 < parity.largest < 1e-5 * parity.scale
+    small = small_example(example, described)
+    assert small["ct"].shape == (3, 1, *[12 if steps[1] else 32] * 3)
+    parity = compare(job, infer, found, "openvino", [small])
+    assert parity.largest < 1e-5 * parity.scale
+    for wrong in (30, 31):
+        with pytest.raises(
+            ValueError, match=rf"the shape 1 × 1 × {wrong} × 32 × 32, and the network takes batch × 1 × "
+        ):
+            found({name: array[:, :, :wrong] for name, array in arrays.items()})
     several = {name: np.concatenate([array, array[..., ::-1], array]) for name, array in arrays.items()}
     np.testing.assert_allclose(found(several)["prediction"], infer(several)["prediction"], atol=1e-4)
     kernel = next(variable for variable in network.trainable_variables if len(variable.shape) == 5)
     kernel.assign(np.asarray(kernel) * 1.02)
     with pytest.raises(Unhealthy, match="computes something else"):
         compare(job, infer, found, "openvino")
+
+
+@pytest.mark.slow
+def test_openkbps_keras_file_is_opened_by_plain_keras_and_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process without runner opens the file; one with other weights is refused, and one that is no file too."""
+    keras = pytest.importorskip("keras")
+    from runner_export import formats
+
+    job, _ = openkbps("residual", tmp_path)
+    written = {file.name for file in formats.keras(job)}
+    assert written == {"model.keras", "model.json", "export.json", "session.py", "README.md"}
+    found = about(tmp_path)
+    assert found["parity"]["largest_difference"] < 1e-5 * found["parity"]["largest_output"]
+    assert "runner cannot be imported" in found["parity"]["opened_by"]
+    (image,) = found["networks"][0]["inputs"]
+    assert image["shape"] == ["batch", "image_1 (4n)", "image_2 (4n)", "image_3 (4n)", 12]
+    assert "the largest difference is" in (tmp_path / "README.md").read_text()
+    own = job.own
+
+    def changed() -> Any:
+        files = own()
+        network = keras.models.load_model(files[0])
+        kernel = next(variable for variable in network.trainable_variables if len(variable.shape) == 5)
+        kernel.assign(np.asarray(kernel) * 1.02)
+        network.save(files[0])
+        return files
+
+    def torn() -> Any:
+        files = own()
+        files[0].write_bytes(files[0].read_bytes()[:2000])
+        return files
+
+    monkeypatch.setattr(job, "own", changed)
+    with pytest.raises(Unhealthy, match="--to keras: not exported: what was written computes something else"):
+        formats.keras(job)
+    monkeypatch.setattr(job, "own", torn)
+    with pytest.raises(BadInput, match=r"plain Keras cannot open model\.keras: "):
+        formats.keras(job)

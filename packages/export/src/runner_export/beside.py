@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from runner_core import ExportJob, Json, replace_json, replace_text
+from runner_core import ExportJob, Json, Standalone, replace_json, replace_text
 
 from runner_export import session
 
@@ -17,8 +17,13 @@ _NEEDS = {"onnx": "onnxruntime", "onnx-int8": "onnxruntime", "openvino": "openvi
 
 
 def write_beside(job: ExportJob, name: str, about: Mapping[str, Any]) -> list[Path]:
-    """Write all files but the network's own, and return them. `about` is the content of export.json."""
+    """Write all files but the network's own, and return them. `about` is the content of export.json.
+
+    A format whose network does not begin with stored arrays, keras, has no predict.py.
+    """
     standalone = job.project.standalone()
+    if name not in _NEEDS:
+        standalone = Standalone(missing="`model.json` describes the work around the network")
     written = [job.folder / ABOUT, job.folder / Path(session.__file__).name, job.folder / "README.md"]
     script: dict[str, Json] = {"file": None, "why": standalone.missing}
     if standalone.files:

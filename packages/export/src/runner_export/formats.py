@@ -72,12 +72,12 @@ def openvino(job: ExportJob) -> Sequence[Path]:
 
 def _openvino_of_keras(job: ExportJob) -> Sequence[Path]:
     """Write a Keras network, compare it with the checkpoint as Keras computes it, and measure both."""
-    from runner_export.keras_network import write_keras_openvino
+    from runner_export.keras_network import small_example, write_keras_openvino
 
     file = job.folder / "model.xml"
     network, example = write_keras_openvino(job, file)
     found = load_networks(job.folder, [network])
-    parity = compare(job, job.trained.infer, found, "openvino")
+    parity = compare(job, job.trained.infer, found, "openvino", [small_example(example, network)])
     print(f"openvino: {parity}")
     threads = os.cpu_count() or 1
     variables = [np.asarray(variable) for variable in job.trained.network.variables]
@@ -86,6 +86,26 @@ def _openvino_of_keras(job: ExportJob) -> Sequence[Path]:
     about = {"networks": [network], "parity": parity.as_json(job.source, "Keras")}
     about |= _speed(measured, sizes, example, threads, ("keras", "tensorflow", "openvino", "numpy"))
     return [file, file.with_suffix(".bin"), *write_beside(job, "openvino", about)]
+
+
+def keras(job: ExportJob) -> Sequence[Path]:
+    """Write Keras's own format, and compare it as plain Keras opens it in a process of its own."""
+    from runner_export.keras_file import describe_keras, plain_keras
+    from runner_export.keras_network import largest, windows_of_keras
+
+    files = job.own()
+    file = next(file for file in files if file.suffix == ".keras")
+    network = describe_keras(job, file)
+    with plain_keras(job, network) as found:
+        parity = compare(job, job.trained.infer, found, "keras")
+    print(f"keras: {parity}")
+    compared = parity.as_json(job.source, "Keras within runner")
+    compared["opened_by"] = "plain Keras in a process of its own, where runner cannot be imported"
+    about = {"networks": [network], "parity": compared}
+    example = largest(windows_of_keras(job))
+    sizes, threads = {"keras": file.stat().st_size}, os.cpu_count() or 1
+    about |= _speed({"keras": job.trained.infer}, sizes, example, threads, ("keras", "tensorflow", "jax", "numpy"))
+    return [*files, *write_beside(job, "keras", about)]
 
 
 def torch_export(job: ExportJob) -> Sequence[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ from runner_core import Arrays, BadInput, ExportJob
 
 from runner_export.parity import RECORDS
 from runner_export.session import silent_openvino
-
-Example = dict[str, tuple[list[int | None], str]]
+from runner_export.window import resized
 
 
 def write_keras_openvino(job: ExportJob, file: Path) -> tuple[dict[str, Any], Arrays]:
     """Write `file` (.xml) and its .bin; return its description, and the largest arrays that `predict` gave it.
 
-    The batch may have any length; so may the window's sides, where the network itself takes any. Raises BadInput for
-    another backend of Keras, and where OpenVINO cannot convert the network.
+    The batch may have any length; so may the window's sides, where the network itself takes any multiple of
+    `Standalone.multiple`. Raises BadInput for another backend of Keras, and where OpenVINO cannot convert the network.
     """
     import keras
 
@@ -30,7 +29,7 @@ def write_keras_openvino(job: ExportJob, file: Path) -> tuple[dict[str, Any], Ar
         )
     import tensorflow as tf
 
-    seen = _windows(job)
+    seen = windows_of_keras(job)
     names = sorted(seen[0])
     project, network, statistics = job.project, job.trained.network, job.trained.statistics
     outputs: list[str] = []
@@ -41,6 +40,7 @@ def write_keras_openvino(job: ExportJob, file: Path) -> tuple[dict[str, Any], Ar
         outputs[:] = found
         return [tf.identity(tensor, name=name) for name, tensor in found.items()]
 
+    step = project.standalone().multiple
     any_size = None in network.inputs[0].shape[1:]
     signature = [
         tf.TensorSpec([None, *(None if any_size and n > 1 else n for n in array.shape[1:])], array.dtype, name=name)
@@ -62,15 +62,18 @@ def write_keras_openvino(job: ExportJob, file: Path) -> tuple[dict[str, Any], Ar
     openvino.save_model(model, file, compress_to_fp16=False)
     described: dict[str, Any] = {
         "file": file.name,
-        "inputs": [_described(port, name) for port, name in zip(model.inputs, order, strict=True)],
-        "outputs": [_described(port, name) for port, name in zip(model.outputs, outputs, strict=True)],
+        "inputs": [_described(port, name, step) for port, name in zip(model.inputs, order, strict=True)],
+        "outputs": [_described(port, name, step) for port, name in zip(model.outputs, outputs, strict=True)],
     }
     for one in described["inputs"]:
-        one["multiple"] = [1 if isinstance(length, str) else None for length in one["shape"]]
-    return described, max(seen, key=lambda arrays: sum(array.size for array in arrays.values()))
+        steps = (1, *[step] * (len(one["shape"]) - 1))
+        one["multiple"] = [
+            n if isinstance(length, str) else None for n, length in zip(steps, one["shape"], strict=True)
+        ]
+    return described, largest(seen)
 
 
-def _windows(job: ExportJob) -> list[Arrays]:
+def windows_of_keras(job: ExportJob) -> list[Arrays]:
     """Return the arrays of every call of the network for some of the job's records."""
     seen: list[Arrays] = []
 
@@ -98,9 +101,26 @@ def _names(port: Any) -> set[str]:
     return {name.partition(":")[0] for name in (*port.get_names(), port.get_node().get_friendly_name())}
 
 
-def _described(port: Any, name: str) -> dict[str, Any]:
+def largest(windows: Sequence[Arrays]) -> Arrays:
+    """Return the arrays that have the most numbers."""
+    return max(windows, key=lambda arrays: sum(array.size for array in arrays.values()))
+
+
+def small_example(example: Arrays, network: Mapping[str, Any]) -> Arrays:
+    """Return a part of an example with three samples, and three steps along every other axis that may vary."""
+    out: Arrays = {}
+    for one in network["inputs"]:
+        array = example[one["name"]]
+        for axis, step in enumerate(one["multiple"]):
+            array = array if step is None else resized(array, axis, 3 * step)
+        out[one["name"]] = array
+    return out
+
+
+def _described(port: Any, name: str, step: int) -> dict[str, Any]:
     lengths = list(port.get_partial_shape())
-    axes = ("batch", *(f"{name}_{axis}" for axis in range(1, len(lengths))))
+    side = f"{{}}_{{}} ({step}n)" if step > 1 else "{}_{}"
+    axes = ("batch", *(side.format(name, axis) for axis in range(1, len(lengths))))
     shape: Sequence[Any] = [
         length.get_length() if length.is_static else axis for length, axis in zip(lengths, axes, strict=True)
     ]

@@ -1,6 +1,7 @@
 """Run an exported network: arrays by name in, arrays by name out.
 
-Needs NumPy, and for model.onnx onnxruntime, for model.xml openvino, for model.pt2 torch. `runner PROJECT export` writes
+Needs NumPy, and for model.onnx onnxruntime, for model.xml openvino, for model.pt2 torch, for model.keras keras with a
+backend of its own (it alone chooses how many threads). `runner PROJECT export` writes
 this file beside the network, with export.json, which says what goes in and what comes out.
 """
 
@@ -37,19 +38,37 @@ def load_networks(
     `runtime` opens each file; by default its ending decides.
     """
     by_inputs: dict[frozenset[str], Infer] = {}
+    described: dict[frozenset[str], Sequence[Mapping[str, Any]]] = {}
     for network in networks:
         names = [one["name"] for one in network["inputs"]], [one["name"] for one in network["outputs"]]
         opened = runtime or _OPEN[Path(network["file"]).suffix]
+        described[frozenset(names[0])] = network["inputs"]
         by_inputs[frozenset(names[0])] = opened(folder / network["file"], *names, threads)
 
     def infer(arrays: Arrays) -> Arrays:
         if frozenset(arrays) not in by_inputs:
             known = " or ".join(", ".join(sorted(names)) for names in by_inputs)
             raise ValueError(f"no network takes the arrays {', '.join(arrays)}: give {known}")
+        for about in described[frozenset(arrays)]:
+            _refuse_shape(arrays[about["name"]], about)
         contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         return by_inputs[frozenset(arrays)](contiguous)
 
     return infer
+
+
+def _refuse_shape(array: np.ndarray[Any, np.dtype[Any]], about: Mapping[str, Any]) -> None:
+    """Raise ValueError for an array of a shape that the network does not take, by export.json."""
+    shape, steps = about["shape"], about.get("multiple") or [None] * len(about["shape"])
+    fits = array.ndim == len(shape) and all(
+        length % (step or 1) == 0 and length > 0 if isinstance(asked, str) else length == asked
+        for length, asked, step in zip(array.shape, shape, steps, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{about['name']} has the shape {' × '.join(map(str, array.shape))}, and the network takes "
+            f"{' × '.join(map(str, shape))}: a name is any length, with (8n) a multiple of 8"
+        )
 
 
 def _onnx(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int) -> Infer:
@@ -113,7 +132,21 @@ def _refuse_pickle(file: Path) -> None:
                 raise ValueError(f"{file}: {part.filename} is pickled, or names what is; export it again")
 
 
+def _keras(file: Path, inputs: Sequence[str], outputs: Sequence[str], threads: int) -> Infer:
+    import keras
+
+    model = keras.models.load_model(file, compile=False)  # in safe mode: a file with code in it is refused
+
+    def infer(arrays: Arrays) -> Arrays:
+        given = [arrays[name] for name in inputs]
+        found = keras.tree.flatten(model(given if len(given) > 1 else given[0], training=False))
+        return {name: keras.ops.convert_to_numpy(one) for name, one in zip(outputs, found, strict=True)}
+
+    return infer
+
+
 _OPEN: dict[str, Runtime] = {
+    ".keras": _keras,
     ".onnx": _onnx,
     ".xml": open_openvino,
     ".pt2": _torch,

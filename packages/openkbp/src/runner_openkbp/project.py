@@ -325,7 +325,11 @@ class OpenKBP(Project):
         return export(model, folder, self.config)
 
     def standalone(self) -> Standalone:
-        return Standalone(missing="the network is Keras's: model.json describes the work around it")
+        model = self.config.model
+        return Standalone(
+            missing="the network is Keras's: model.json describes the work around it",
+            multiple=model.unit if model.network == "residual" else 1,
+        )
 
     def checks(self) -> Checks:
         from runner_openkbp import checks

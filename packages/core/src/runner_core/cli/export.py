@@ -79,21 +79,25 @@ def export_with(members: Sequence[Started[ExportOptions]]) -> Sequence[Path]:
 def _format(started: Started[ExportOptions]) -> Write | None:
     """Return the function that writes the format of `--to`; None for the engine's own format and the Hub's folder.
 
-    Raises BadInput, with what to do, for a format that is not installed, and for another framework's own.
+    Where an extension compares the engine's own format, `--to` with its name asks for that. Raises BadInput, with what
+    to do, for a format that is not installed, and for another framework's own.
     """
     asked, framework = started.options.to, started.setup.project.framework
-    if asked in ("", OWN_FORMATS[framework], HUB_FOLDER):
+    own = OWN_FORMATS[framework]
+    if asked in ("", HUB_FOLDER):
         return None
-    formats = export_formats()
+    formats = {key: entry for key, entry in export_formats().items() if key not in {*OWN_FORMATS.values()} - {own}}
     if asked in formats:
         try:
             found: Write = formats[asked].load()
         except ImportError as error:
             raise BadInput(f"--to {asked}: {error}; {_INSTALL} installs what it needs") from error
         return found
+    if asked == own:
+        return None
     if asked in OWN_FORMATS.values():
-        raise BadInput(f"--to {asked}: project {started.setup.name} has {framework}'s own, {OWN_FORMATS[framework]}")
-    there = [OWN_FORMATS[framework], HUB_FOLDER, *formats]
+        raise BadInput(f"--to {asked}: project {started.setup.name} has {framework}'s own, {own}")
+    there = list(dict.fromkeys((own, HUB_FOLDER, *formats)))
     hint = did_you_mean(asked, there)
     more = "" if formats else f"; {_INSTALL} adds onnx, onnx-int8, openvino and torch-export"
     raise BadInput(f"--to {asked}: there is no such format here{hint} ({', '.join(there)}){more}")
@@ -170,4 +174,5 @@ def _job(started: Started[ExportOptions], state: State, checkpoint: Path, folder
 
     place = " of the phantom" if setup.source is None else " of --data" if started.options.data is not None else ""
     source = f"records{place}" if side == "all" else f"validation records{place}"
-    return ExportJob(setup.project, trained, checkpoint.name, each, [r.key for r in records], source, folder)
+    own = partial(setup.engine.export, setup, state, folder)
+    return ExportJob(setup.project, trained, checkpoint.name, each, [r.key for r in records], source, folder, own)

@@ -354,7 +354,7 @@ class ExportOptions(RunOptions):
     to: str = ""
     """The format. Default: the framework's own, safetensors (PyTorch) or keras. hub-folder: also the layout of the
     Hugging Face Hub (safetensors, config.json, README.md with metadata); nothing is uploaded. The package runner-export
-    adds others, each compared with the checkpoint: onnx, onnx-int8, openvino, torch-export."""
+    adds others, each compared with the checkpoint: onnx, onnx-int8, openvino, torch-export; and compares keras."""
     data: Place = None
     """Records to compare on, with --to: a folder. Default: the run's own validation records."""
     license: str = ""

@@ -34,6 +34,8 @@ class ExportJob:
     """Where these records are from, in words."""
     folder: Path
     """The folder to write into. It is removed if the function raises, and its files are moved together if not."""
+    own: Callable[[], Sequence[Path]] = field(repr=False)
+    """`own()` writes the framework's own format into the folder, and returns the files."""
 
 
 Write = Callable[[ExportJob], Sequence[Path]]

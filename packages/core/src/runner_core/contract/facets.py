@@ -390,6 +390,9 @@ class Standalone:
     """`infer(network, inputs)` computes what `Project.infer` does, in operations that exporters know: no shapes that
     depend on values, no compiled kernels. None: `Project.infer` itself. Every export is compared with `Project.infer`.
     """
+    multiple: int = 1
+    """Of which the lengths of axes that may vary are multiples, for a Keras network: its shapes do not say it. Exports
+    of PyTorch's networks find it by trying."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Formats in which this network cannot be exported, and why: {"onnx": "…"}."""
 
