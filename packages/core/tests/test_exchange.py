@@ -37,7 +37,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     toy.run(exchange.settings(1), folder / "one", project=exchange.Steady)
-    toy.run(exchange.settings(1), folder / "one-forgetful", project=exchange.Forgetful)
+    for kind in (exchange.Forgetful, exchange.Partly):
+        toy.run(exchange.settings(1), folder / f"one-{kind.__name__}", project=kind)
     torch.set_num_threads(threads)
     start(folder, 2)
     return folder
@@ -51,8 +52,11 @@ def test_whenever_gradients_are_exchanged_two_processes_learn_what_one_does(run:
 def test_gradients_are_exchanged_once_a_step(done: Path) -> None:
     first, second = (json.loads((done / f"traffic-{number}.json").read_text()) for number in range(2))
     assert first == second
-    assert first["ddp-step"] == {"all-reduce": STEPS * WEIGHTS}
-    assert first["ddp-micro_batch"] == {"all-reduce": (2 * STEPS - 1) * WEIGHTS}, "the first step is computed apart"
+    marks = 2 * 8 * 5
+    """Two numbers for each tensor of weights: whether it was used, and left out."""
+    assert first["ddp-step"] == {"all-reduce": STEPS * WEIGHTS + (STEPS - 1) * marks}
+    ours = (2 * STEPS - 2) * (WEIGHTS + marks)
+    assert first["ddp-micro_batch"] == {"all-reduce": WEIGHTS + ours}, "the first step is computed apart"
     assert first["ddp-find"] == {"all-reduce": STEPS * (WEIGHTS + 4)}, "and a weight of ours that no step uses"
     fewer, more = (first[f"fsdp-{when}"]["reduce-scatter"] for when in ("step", "micro_batch"))
     assert 2 * fewer == more
@@ -133,14 +137,17 @@ def test_a_search_that_exact_resuming_needs_is_not_left_out() -> None:
         parallel.parallel(project, torch.nn.Linear(2, 2), torch.device("cpu"), Precision("float32"), 1, 2)
 
 
-def test_a_step_that_leaves_out_a_weight_is_told_by_all_and_the_run_goes_on(done: Path) -> None:
-    said = [(done / f"forgetful-{number}").read_text() for number in range(2)]
-    assert all(
-        f"process {number} has no gradient of mask in this step" in text and "--exchange.unused find" in text
-        for number, text in enumerate(said)
-    )
-    assert toy.final_state(done / "forgetful")[0]["loop"]["step"] == STEPS
-    together.assert_close_runs(done / "one-forgetful", done / "forgetful")
+@pytest.mark.parametrize("kind", ["Forgetful", "Partly"])
+def test_a_step_that_leaves_out_a_weight_is_learned_from_and_the_next_are_searched(kind: str, done: Path) -> None:
+    together.assert_close_runs(done / f"one-{kind}", done / kind)
+    values, _ = toy.final_state(done / kind)
+    assert (values["loop"]["step"], values["torch"]["unused_weights"]) == (STEPS, ["mask"])
+
+
+def test_a_step_that_leaves_out_a_weight_against_the_settings_ends_all_processes_alike(done: Path) -> None:
+    first, second = ((done / f"none-{number}").read_text() for number in range(2))
+    assert first == second
+    assert "a step left out mask in some process, and exchange.unused none says" in first
 
 
 def test_the_weights_that_a_loss_reaches() -> None:

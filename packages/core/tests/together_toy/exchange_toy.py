@@ -55,6 +55,18 @@ class Forgetful(Steady):
     forgets = 7
 
 
+class Partly(Steady):
+    """Step 7 leaves out a weight for the second half of the batch: the second process, or one's second micro-batch."""
+
+    calls = 0
+
+    def step(self, model, batch, progress):
+        now = progress.step == 7 and torch.is_grad_enabled()
+        self.calls += now
+        self.forgets = 7 if now and (ranks.number() == 1 or (ranks.count(), self.calls) == (1, 2)) else None
+        return super().step(model, batch, progress)
+
+
 class Layers(toy.Toy):
     """Linear layers alone, in float32, which compute in bfloat16."""
 
@@ -173,12 +185,12 @@ def main(folder: Path, number: int, count: int) -> None:
         (folder / f"direct-{number}").write_text(str(error))
     (folder / f"kept-{number}.json").write_text(json.dumps(kept_gradients(folder, team)))
     (folder / f"errors-{number}.json").write_text(json.dumps(errors(number)))
+    for kind in (Forgetful, Partly):
+        toy.run(settings(count), folder / kind.__name__, project=kind, team=team)
     try:
-        toy.run(settings(count), folder / "forgetful", project=Forgetful, team=team)
+        toy.run(settings(count, exchange__unused="none"), folder / "none", project=Partly, team=team)
     except BadInput as error:
-        (folder / f"forgetful-{number}").write_text(str(error))
-    found = settings(count, exchange__unused="find")
-    toy.run(found, folder / "forgetful", project=Forgetful, team=team, resume=True)
+        (folder / f"none-{number}").write_text(str(error))
     (folder / f"traffic-{number}.json").write_text(json.dumps({name: t.whole for name, t in traffic.items()}))
     TorchTeam.leave(team)
 

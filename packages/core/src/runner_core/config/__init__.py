@@ -199,8 +199,8 @@ class ExchangeConfig:
     step with ddp, micro_batch with fsdp; with hsdp, micro_batch within a machine and step between machines."""
     unused: Literal["auto", "find", "none"] = "auto"
     """ddp: whether each step looks for weights that it did not use. find: in every step. none: every step uses all
-    weights, and one that does not ends the run. auto: none if the first step used all weights in every process, else
-    find; also find with train.deterministic."""
+    weights, and one that does not ends the run. auto: no step if the first one used all weights in every process, until
+    one does not; else find, also with train.deterministic."""
     gather: Literal["float32", "bfloat16"] = "float32"
     """fsdp, hsdp: type in which the weights of linear layers and convolutions are gathered. bfloat16 halves these bytes
     and changes no number, because precision.mode bfloat16, which it needs, rounds them anyway; each layer of 65,536 or

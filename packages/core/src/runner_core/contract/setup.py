@@ -174,7 +174,7 @@ class Trainer(Protocol):
 
         They are the mean loss and terms since the last call, learning rate, gradient norm, `precision_seen`, and the
         `facts` that only health rules read (`HealthEvent`, log). `nonfinite_step` and `nonfinite_term` are present when
-        a loss was NaN or infinite.
+        a loss was NaN or infinite, and `left_out` is a note about weights that some process left out of a step.
         """
         ...
 

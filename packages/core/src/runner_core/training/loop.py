@@ -273,6 +273,8 @@ class Loop:
         self.timing.compute += waited  # the device was computing meanwhile
         self.timing.total += waited
         self._tell_notes()
+        if "left_out" in values:
+            self.health.tell(Finding("exchange", "note", values.pop("left_out")), self.state.step, self.epoch)
         seen, facts = values.pop("precision_seen", None), values.pop("facts", None) or {}
         step, term = values.pop("nonfinite_step", None), values.pop("nonfinite_term", "loss")
         if step is not None:

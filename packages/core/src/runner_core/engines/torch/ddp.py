@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from re import findall
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ class Replicated:
     A weight that a step does not use (a mask token when nothing is masked) has to be found, or DDP waits for its
     gradient. The search takes time in every step, so the first step, computed without DDP, tells whether to search.
 
+    Without the search, a process that left out weights after all hands in zeros for them. Which weights each process
+    used and left out goes with the gradients, as that of one more weight, `marks`: so a weight that no process used
+    stays without gradient, and `agree` knows what some process left out.
+
     Args:
         network: The network.
         unused: `exchange.unused`.
@@ -33,7 +38,7 @@ class Replicated:
         self._around = Around(network, _only_to_learn_from)
         self._learned = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self._at_once, self._finds, self._left_out = at_once, True, set[str]()
-        self._reduce = reduce
+        self._asked, self._reduce = unused, reduce
         self.unused: list[str] | None = None
         self._wrapped: nn.parallel.DistributedDataParallel | None = None
         if unused != "auto":
@@ -54,8 +59,16 @@ class Replicated:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
         self._finds = finds
+        if self._wrapped is not None:
+            self._wrapped._remove_autograd_hooks()
+            del self._around.marks
+        some = next(self._around.parameters())
         if finds:  # This parameter is never used, so PyTorch does not warn that all are.
-            self._around.unused = nn.Parameter(torch.zeros(1, device=next(self._around.parameters()).device))
+            self._around.unused = nn.Parameter(torch.zeros(1, device=some.device))
+        else:
+            self._used = torch.ones(len(self._learned), device=some.device, dtype=some.dtype)
+            self._ever = torch.zeros_like(self._used)
+            self._around.marks = nn.Parameter(torch.cat([self._used, self._ever]))
         self._wrapped = nn.parallel.DistributedDataParallel(self._around, find_unused_parameters=finds)
         if self._reduce == "bfloat16":  # DDP refuses the hook by its name where there is no NCCL
             self._wrapped.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))  # noqa: PLW0108
@@ -105,17 +118,54 @@ class Replicated:
         return [name for name, processes in zip(learned, left_out, strict=True) if processes]
 
     def check(self) -> None:
-        if self._wrapped is None or self._finds:
+        wrapped = self._wrapped
+        if wrapped is None or self._finds or not wrapped.require_backward_grad_sync:
             return
+        marks = self._around.marks
+        without = [parameter.grad is None for parameter in self._learned.values()]
+        used = 1 - torch.tensor(without).to(self._used) if any(without) else self._used
+        marks.grad = None
+        marks.backward(torch.cat([used, 1 - used]))
         try:
-            self._wrapped.reducer._rebuild_buckets()  # as the next step would, which is too late: this one is used now
+            wrapped.reducer._rebuild_buckets()  # as the next step would, which is too late: this one is used now
         except RuntimeError as error:
-            names = [name for name, parameter in self._learned.items() if parameter.grad is None]
-            some = ", ".join(names[:4]) + (" …" if len(names) > 4 else "") if names else "some of the weights"
+            learned = [parameter for parameter in wrapped.module.parameters() if parameter.requires_grad]
+            awaited = [learned[number] for number in _awaited(error)]
+            torch.autograd.backward(awaited, [torch.zeros_like(parameter) for parameter in awaited])
+            wrapped.reducer._rebuild_buckets()
+        by_some, left_out = marks.grad.tensor_split(2)
+        torch.maximum(self._ever, left_out, out=self._ever)
+        if any(without):
+            for parameter, alone, others in zip(self._learned.values(), without, by_some.tolist(), strict=True):
+                if alone and not others:  # the optimizer leaves it alone, as with one process
+                    parameter.grad = None
+
+    def agree(self) -> str | None:
+        if self._wrapped is None or self._finds:
+            return None
+        names = [name for name, ever in zip(self._learned, self._ever.tolist(), strict=True) if ever]
+        if not names:
+            return None
+        some = ", ".join(names[:4]) + (" …" if len(names) > 4 else "")
+        if self._asked == "none":
             raise BadInput(
-                f"process {distributed.get_rank()} has no gradient of {some} in this step, which every step was to use "
-                "(exchange.unused none, or the first step used all): --resume the run with --exchange.unused find"
-            ) from error
+                f"a step left out {some} in some process, and exchange.unused none says that every step uses all "
+                "weights: --resume the run with --exchange.unused find"
+            )
+        self.unused = names
+        self._wrap(True)
+        return (
+            f"a step left out {some} in some process, which the first step used: from here on each step is "
+            "searched for such weights (exchange.unused find)"
+        )
+
+
+def _awaited(error: RuntimeError) -> list[int]:
+    """Return the numbers of the weights whose gradients DDP still waits for; raise the error if it names none."""
+    found = findall(r"did not receive grad for rank \d+: ([\d, ]+)", str(error))
+    if not found:
+        raise error
+    return [int(number) for number in found[-1].replace(",", " ").split()]
 
 
 def _only_to_learn_from(step: Any) -> Any:

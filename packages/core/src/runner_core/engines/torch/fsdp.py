@@ -125,6 +125,8 @@ class Sharded:
     def check(self) -> None:
         return None
 
+    agree = check
+
     def read(self, function: Callable[..., Any], *arguments: Any) -> Any:
         named = {**dict(self._network.named_parameters()), **dict(self._network.named_buffers())}
         whole = {f"network.{name}": gathered(tensor.detach()) for name, tensor in named.items()}

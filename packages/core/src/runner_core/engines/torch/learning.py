@@ -118,6 +118,7 @@ class Learning:
         del step  # the prediction may be large
         scaled = loss if share == 1.0 else loss * share
         (scaled if self.scaler is None else self.scaler.scale(scaled)).backward()
+        self.parallel.check()
         self.phase(BACKWARD)
         values = {"loss": scaled.detach()}
         if terms:
@@ -149,7 +150,6 @@ class Learning:
 
     def update(self, progress: Progress) -> torch.Tensor | None:
         """Clip, step and average, and drop the gradients; return their norm if they are clipped."""
-        self.parallel.check()
         if self.norms is not None:
             self.norms.taught(progress.step, self.network, self.parameters)
         norm = skipped = None

@@ -34,7 +34,7 @@ class Parallel(Protocol):
 
     name: str
     unused: list[str] | None
-    """Names of the weights that the first step left out in some process; None if it is not known."""
+    """Names of the weights that the first step, or one that `agree` saw, left out in some process; None: not known."""
 
     @property
     def exchange(self) -> Mapping[str, str]:
@@ -56,7 +56,14 @@ class Parallel(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise BadInput if the gradients of a step are not those of all processes."""
+        """Finish the gradients of a backward pass, which may have left out weights."""
+        ...
+
+    def agree(self) -> str | None:
+        """Return a note if steps since the last call left out weights that they were to use; waits for the device.
+
+        All processes call it after the same step. Raises BadInput, in all, with `exchange.unused` none.
+        """
         ...
 
 
@@ -80,6 +87,8 @@ class Single:
 
     def check(self) -> None:
         return None
+
+    agree = check
 
 
 def parallel(

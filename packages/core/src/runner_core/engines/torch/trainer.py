@@ -113,6 +113,7 @@ class TorchTrainer:
     def read_log(self) -> dict[str, Any]:
         """Return means since the last call; waits for the device."""
         self._log.settle()
+        left_out = self.learning.parallel.agree()
         bad = self._log.first_nonfinite()
         facts = self._facts()
         values: dict[str, Any] = {**self._log.means(), **self.learning.rate.logged, "facts": facts}
@@ -120,6 +121,8 @@ class TorchTrainer:
             values["nonfinite_step"], values["nonfinite_term"] = bad
         if self.learning.seen is not None:
             values["precision_seen"] = dict(self.learning.seen)
+        if left_out is not None:
+            values["left_out"] = left_out
         shared: dict[str, Any] = self._team.share(values)
         return shared
 

@@ -75,6 +75,7 @@ def _compute(
         values |= {f"the term {n}": t.detach() for n, t in step.terms.items() if isinstance(t, Tensor)}
         values |= {f"the prediction ({n})": t.detach() for n, t in enumerate(outputs) if t.is_floating_point()}
         (step.loss * scale).backward()
+        learning.parallel.check()
         gradients = [p.grad for p in trained.values() if p.grad is not None]
         if scale == 1.0 or all(bool(g.isfinite().all()) for g in gradients):
             break
