@@ -137,6 +137,17 @@ def test_a_search_that_exact_resuming_needs_is_not_left_out() -> None:
         parallel.parallel(project, torch.nn.Linear(2, 2), torch.device("cpu"), Precision("float32"), 1, 2)
 
 
+def test_a_network_that_is_compiled_is_wrapped_before_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that dynamo divides it in a new run as in a resumed one."""
+    wrapped = []
+    monkeypatch.setattr(ddp.Replicated, "_wrap", lambda self, finds: wrapped.append(finds))
+    for unused, found in (("auto", True), ("none", False)):
+        more = {"train__strategy": "ddp", "train__compile": "on", "exchange__unused": unused}
+        project = toy.Toy(toy.small(**more))
+        parallel.parallel(project, torch.nn.Linear(2, 2), torch.device("cpu"), Precision("float32"), 1, 2)
+        assert wrapped.pop() == found
+
+
 @pytest.mark.parametrize("kind", ["Forgetful", "Partly"])
 def test_a_step_that_leaves_out_a_weight_is_learned_from_and_the_next_are_searched(kind: str, done: Path) -> None:
     together.assert_close_runs(done / f"one-{kind}", done / kind)

@@ -200,7 +200,7 @@ class ExchangeConfig:
     unused: Literal["auto", "find", "none"] = "auto"
     """ddp: whether each step looks for weights that it did not use. find: in every step. none: every step uses all
     weights, and one that does not ends the run. auto: no step if the first one used all weights in every process, until
-    one does not; else find, also with train.deterministic."""
+    one does not; else find, also with train.deterministic or train.compile on."""
     gather: Literal["float32", "bfloat16"] = "float32"
     """fsdp, hsdp: type in which the weights of linear layers and convolutions are gathered. bfloat16 halves these bytes
     and changes no number, because precision.mode bfloat16, which it needs, rounds them anyway; each layer of 65,536 or

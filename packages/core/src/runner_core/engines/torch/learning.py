@@ -104,9 +104,7 @@ class Learning:
             self.parallel.evaluate(self.project.step, self.network, few, progress)
         rewind.back()
         self.network.compile()
-        found = self.micro.gradients(tensors, count, progress)
-        self.parallel.settle()
-        return found
+        return self.micro.gradients(tensors, count, progress)
 
     def _backward(self, tensors: Tensors, progress: Progress, share: float) -> dict[str, Any]:
         """Add `share` times the gradients; return loss and terms (times `share`), without their graph."""

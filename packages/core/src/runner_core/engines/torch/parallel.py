@@ -118,7 +118,9 @@ def parallel(
     # in its first step, so sums over three or more processes would round differently there.
     if exchange.unused == "none" and train.deterministic:
         raise BadInput("train.deterministic needs exchange.unused find, its default then: leave exchange.unused out")
-    unused = "find" if train.deterministic else exchange.unused
+    # A compiled network is to be wrapped before its first step: inside DDP it becomes several graphs, outside one.
+    searches = train.deterministic or (train.compile == "on" and exchange.unused == "auto")
+    unused = "find" if searches else exchange.unused
     return Replicated(network, unused, exchange.gradients != "micro_batch", exchange.reduce)
 
 
