@@ -115,7 +115,8 @@ def test_under_ddp(group) -> None:
     torch.testing.assert_close(attention_maps(wrapped.module, images), wanted)
 
 
-def test_sharded(group) -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_sharded(group, apart: bool) -> None:
     """Before the first step, between a step's passes, and after it; weights are shards again afterwards."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -124,7 +125,8 @@ def test_sharded(group) -> None:
     net, images = network(), torch.randn(2, 3, 48, 48)
     wanted, embedded = attention_maps(net, images), net.embed(images)
     mesh = init_device_mesh("cpu", (1,))
-    for unit in (*shard_units(net), net):
+    layers = [module.qkv for module in net.modules() if hasattr(module, "qkv")] if apart else []
+    for unit in (*layers, *shard_units(net), net):
         fully_shard(unit, mesh=mesh)
     torch.testing.assert_close(attention_maps(net, images), wanted)
     globals_, mask = torch.randn(2, 2, 3, 48, 48), torch.rand(2, 2, 36) < 0.3
