@@ -126,6 +126,9 @@ def test_what_several_devices_exchange_is_there_only_with_several(setup, monkeyp
     setup.config.exchange.gather = setup.config.exchange.reduce = "bfloat16"
     levels = replace(READY, strategy="hsdp", exchange=half)
     assert names(cases(setup, levels)) == ["bf16-gather", "bf16-reduce", "two-levels", "cache", ALL]
+    autocast = replace(levels, precision="bfloat16")
+    (without,) = [case.settings for case in cases(setup, autocast) if case.name == "precision"]
+    assert without == {"precision.mode": "float32", "exchange.gather": "float32"}, "it is refused in float32"
 
 
 def test_some_may_be_chosen_and_others_are_refused(setup):

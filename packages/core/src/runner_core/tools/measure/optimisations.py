@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from runner_core.base.errors import BadInput, did_you_mean
@@ -140,7 +141,14 @@ def cases(setup: Setup, ready: Ready, only: Sequence[str] = ()) -> list[Case]:
     found = [Case(o.name, dict(o.off), o.why, o.same, (o.part,)) for o in there]
     if len(there) > 1:
         found += _together(there)
-    return found
+    return [_gathering_what_it_may(case) for case in found] if now.get("exchange.gather") == "bfloat16" else found
+
+
+def _gathering_what_it_may(case: Case) -> Case:
+    """Return the case with weights gathered in float32 if it computes in another type than bfloat16."""
+    if case.settings.get("precision.mode", "bfloat16") == "bfloat16":
+        return case
+    return replace(case, settings={**case.settings, "exchange.gather": "float32"})
 
 
 def _together(there: Sequence[Remedy]) -> Iterator[Case]:
