@@ -23,6 +23,10 @@ _BLOCKED = (
     "runner_core",
     "runner_export",
     "runner_brainunet",
+    "runner_dinocell",
+    "runner_openkbp",
+    "keras",
+    "tensorflow",
     "runner_ssmunet",
     "runner_vesuvius",
     "torch",
@@ -208,6 +212,45 @@ def test_dinocells_network_takes_any_number_of_windows(channels: Any, tmp_path: 
         np.testing.assert_allclose(infer(some)["embedding"], graph.infer(some)["embedding"], atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"data.scale": "set", "model.channels": "bag", "predict.stride": 0.5}])
+def test_dinocells_script_finds_the_same_embeddings(settings: dict[str, Any], tmp_path: Path) -> None:
+    """The whole script: stacks and single channels, and with bag a field that lacks one."""
+    from runner_dinocell import phantom
+
+    data = tmp_path / "data"
+    phantom.write_phantom(data, np.random.default_rng(0), phantom.PLATES[:2], (2, 4), 64)
+    given: dict[str, Any] = {"augment.global_size": 32, "augment.local_size": 16, "data.window": 40, "train.epochs": 1}
+    given |= {"model.prototypes": 64, "train.batch_size": 8, "train.workers": 0, "health.mode": "off", **settings}
+    given |= {"train.steps_per_epoch": 2}
+    run = runner_core.train("dinocell", data=data, run_dir=tmp_path / "run", preset="demo", **given)
+    run.export(tmp_path / "away", to="onnx")
+    _, cropped = next(run.network().each())
+    image, names = cropped.decoded.arrays["image"], cropped.decoded.meta["channels"]
+    np.save(tmp_path / "stack.npy", image)
+    np.savez(tmp_path / "single.npz", **dict(zip(names, image, strict=True)))
+    np.savez(tmp_path / "fewer.npz", **dict(zip(names[1:], image[1:], strict=True)))
+    expected = run.network().project.predict(cropped, run.network().infer)
+    out = tmp_path / "out"
+    alone(tmp_path / "away", tmp_path / "stack.npy", tmp_path / "single.npz", "--out", out)
+    for name in ("stack", "single"):
+        with np.load(out / f"{name}_embeddings.npz", allow_pickle=False) as found:
+            np.testing.assert_allclose(found["windows"], expected.windows, atol=1e-4)
+            np.testing.assert_allclose(found["field"], expected.field, atol=1e-4)
+            np.testing.assert_array_equal(found["corners"], expected.corners)
+            assert found["channels"].tolist() == list(names)
+    assert np.std(expected.windows, 0).max() > 1e-3
+    words = [sys.executable, str(tmp_path / "away" / "predict.py"), str(tmp_path / "fewer.npz"), "--out", str(out)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=500, check=False)
+    if "model.channels" not in settings:
+        assert (done.returncode, f"no channel {names[0]!r}" in done.stderr) == (2, True)
+        return
+    assert done.returncode == 0
+    lacking = run.predict(dict(zip(names[1:], image[1:], strict=True))).prediction
+    with np.load(out / "fewer_embeddings.npz", allow_pickle=False) as found:
+        np.testing.assert_allclose(found["windows"], lacking.windows, atol=1e-4)
+
+
 def openkbps(kind: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
     """What an export of a small network of openkbp gets, and the stored arrays of its one record."""
     from runner_openkbp.config import demo
@@ -320,3 +363,27 @@ def test_openkbps_keras_file_is_opened_by_plain_keras_and_compared(
     monkeypatch.setattr(job, "own", torn)
     with pytest.raises(BadInput, match=r"plain Keras cannot open model\.keras: "):
         formats.keras(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["challenge", "residual"])
+def test_openkbps_script_finds_the_same_dose(network: str, tmp_path: Path) -> None:
+    """The whole script: the challenge's CSV folders in and out, the same dose in every voxel."""
+    pytest.importorskip("openvino")
+    from runner_openkbp.csvfiles import read_values
+    from runner_openkbp.phantom import write_patient
+
+    for number in (1, 2, 3):
+        write_patient(tmp_path / "data" / f"pt_{number}", np.random.default_rng(number))
+    given: dict[str, Any] = {"data.size": 32, "train.epochs": 1, "train.steps_per_epoch": 4, "train.workers": 0}
+    given |= {"model.network": network, "model.widths": (3, 4), "model.features": 2, "health.mode": "off"}
+    run = runner_core.train("openkbp", data=tmp_path / "data", run_dir=tmp_path / "run", preset="demo", **given)
+    run.export(tmp_path / "away", to="openvino")
+    patient = tmp_path / "data" / "pt_2"
+    alone(tmp_path / "away", patient, "--out", tmp_path / "doses")
+    expected = run.predict(patient).prediction
+    index, values = read_values(tmp_path / "doses" / "pt_2.csv")
+    found = np.zeros(expected.size, np.float32)
+    found[index] = values
+    assert expected.max() > 1
+    np.testing.assert_allclose(found.reshape(expected.shape), expected, atol=1e-3)

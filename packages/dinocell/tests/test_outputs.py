@@ -16,7 +16,8 @@ from runner_core import Arrays, BadInput
 from runner_dinocell import outputs
 from runner_dinocell.config import CellConfig
 from runner_dinocell.fields import Field
-from runner_dinocell.whole import Embedded, corners, predict, side
+from runner_dinocell.whole import Embedded, predict, side
+from runner_dinocell.windows import corners
 
 SETTINGS = {"window": 8, "channels": ["Ch1", "Ch2"]}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from runner_core import BadInput, Layout, PreparedStore, Url
-from runner_dinocell import fields
+from runner_dinocell import fields, windows
 from runner_dinocell.config import CellConfig
 from runner_dinocell.files import find_records
 from runner_dinocell.samples import CellSamples
@@ -36,7 +36,7 @@ def store(write_plates: Callable[..., Path], config: CellConfig) -> PreparedStor
     """Four fields of two plates, two channels of 40 × 48 pixels."""
     config.data.window = 32
     records = find_records(write_plates({"P": 2, "Q": 2}), config)
-    made = [fields.prepare(fields.decode(record).arrays["image"], (0.1, 99.9)) for record in records]
+    made = [windows.prepare(fields.decode(record).arrays["image"], (0.1, 99.9)) for record in records]
     arrays = {name: Held([each[name] for each in made]) for name in made[0]}
     return PreparedStore([r.key for r in records], [{"channels": ["1", "2"]}] * 4, arrays, "")
 

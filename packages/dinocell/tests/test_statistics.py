@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from runner_core import BadInput
-from runner_dinocell import statistics
+from runner_dinocell import statistics, windows
 from runner_dinocell.config import CellConfig
 
 
@@ -82,7 +82,7 @@ def test_a_missing_channel_darkens_no_level(config: CellConfig) -> None:
     assert np.array_equal(learned["levels"][1], there["levels"][1])
     nowhere = statistics.fit(Fields(made, lacking=(0, 1, 2, 3)), [0, 1], config)["levels"]  # type: ignore[arg-type]
     own = np.array([[1, 2], [3, 4]], np.float32)
-    assert statistics.usable(nowhere, own)[1].tolist() == [3, 4]
+    assert windows.usable(nowhere, own)[1].tolist() == [3, 4]
 
 
 def test_unreadable_fields_are_passed_over(config: CellConfig) -> None:

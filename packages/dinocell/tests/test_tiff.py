@@ -12,7 +12,7 @@ import tifffile
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, Record
-from runner_dinocell import fields, tiff
+from runner_dinocell import fields, tiff, windows
 from runner_dinocell.config import CellConfig
 from runner_dinocell.files import find_records
 
@@ -199,7 +199,7 @@ def test_a_record_of_another_kind_has_all_its_files(tmp_path: Path, grey: Grey) 
 def test_levels_are_numpys_percentiles(seed: int, kind: type, percentiles: tuple[float, float], top: int) -> None:
     rng = np.random.default_rng(seed)
     image = rng.integers(0, min(top, np.iinfo(kind).max) + 1, (3, 7, 11)).astype(kind)
-    made = fields.prepare(image, percentiles)
+    made = windows.prepare(image, percentiles)
     expected = np.percentile(image.astype(np.float64), percentiles, axis=(1, 2)).T
     assert made["levels"].dtype == np.float32
     assert np.allclose(made["levels"], expected, rtol=1e-6, atol=1e-6)
@@ -208,6 +208,6 @@ def test_levels_are_numpys_percentiles(seed: int, kind: type, percentiles: tuple
 
 
 def test_a_constant_channel_has_equal_levels() -> None:
-    made = fields.prepare(np.full((2, 8, 8), 65535, np.uint16), (0.1, 99.9))
+    made = windows.prepare(np.full((2, 8, 8), 65535, np.uint16), (0.1, 99.9))
     assert made["levels"].tolist() == [[65535, 65535]] * 2
     assert made["grey"].tolist() == [1, 1]

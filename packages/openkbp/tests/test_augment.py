@@ -11,8 +11,8 @@ from keras import ops
 from runner_openkbp.augment import augment, flip, warp_length, warp_plane
 from runner_openkbp.batches import decode, images
 from runner_openkbp.config import AugmentConfig
-from runner_openkbp.mirror import mirrored, swap_sides
 from runner_openkbp.rois import MASKS, ROIS, pack_masks, unpack
+from runner_openkbp.whole import mirrored, swap_sides
 
 S = 8
 

@@ -15,9 +15,10 @@ from runner_core.testing import open_store
 from runner_openkbp import packing
 from runner_openkbp.config import PRESETS
 from runner_openkbp.files import find_records, read_patient
-from runner_openkbp.packing import DOSE_STEP, pool_masks, prepare, quantise
+from runner_openkbp.packing import DOSE_STEP, prepare, quantise
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import MASKS, POSSIBLE, pack_masks, unpack
+from runner_openkbp.whole import pool_masks
 
 Write = Callable[..., Path]
 QUICK = settings(deadline=None)

@@ -15,10 +15,9 @@ from runner_core.testing import cropped
 from runner_openkbp.config import PRESETS, OpenKBPConfig, demo
 from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.metrics import dose_error
-from runner_openkbp.mirror import mirrored
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import POSSIBLE, unpack
-from runner_openkbp.whole import upsample
+from runner_openkbp.whole import mirrored, upsample
 
 FLOAT32 = Precision("float32")
 LAST = Progress(1, 1, 0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from runner_openkbp.packing import block_sums
-from runner_openkbp.whole import upsample
+from runner_openkbp.whole import block_sums, upsample
 from scipy import ndimage
 
 

@@ -7,7 +7,7 @@ from runner_core import Array, Tensors
 
 from runner_dinocell.augment import crops, scaled, whole
 from runner_dinocell.config import CellConfig
-from runner_dinocell.statistics import usable
+from runner_dinocell.windows import usable
 
 
 def on_device(batch: Tensors, config: CellConfig, rng: torch.Generator | None, levels: Array | None = None) -> Tensors:

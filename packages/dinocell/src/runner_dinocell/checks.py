@@ -15,10 +15,11 @@ from runner_core import AnyRecord, Array, BadInput, Finding, Record, counted, sh
 from runner_dinocell import tiff
 from runner_dinocell.brightness import brightness
 from runner_dinocell.config import CellDataConfig
-from runner_dinocell.fields import Field, cells, decode, histogram, nuclei_channel, prepare
+from runner_dinocell.fields import Field, cells, decode, nuclei_channel
 from runner_dinocell.objects import MASK, known
 from runner_dinocell.statistics import pairs, spread
 from runner_dinocell.whole import Embedded
+from runner_dinocell.windows import histogram, prepare
 
 FEW = 32
 """With fewer grey values there is no texture to learn from."""

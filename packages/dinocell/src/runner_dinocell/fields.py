@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from runner_core import Array, Arrays, BadInput, Decoded, Json, Location, Record, did_you_mean, shape_text
+from runner_core import Array, BadInput, Decoded, Json, Location, Record, did_you_mean, shape_text
 
 from runner_dinocell import objects, tiff
 from runner_dinocell.config import CellDataConfig
@@ -103,19 +103,6 @@ def _must_agree(record: Record, channels: Sequence[str], images: Sequence[Array]
             )
 
 
-def prepare(image: Array, percentiles: tuple[float, float], missing: Sequence[int] = ()) -> Arrays:
-    """Return `image` (C, H, W) as decoded, with levels and grey.
-
-    levels (C, 2) float32 are its grey values at these percentiles, equal if a channel is constant. grey (C,) int32 is
-    the number of different grey values of each channel, 0 for channels in `missing` (places in C).
-    """
-    counts = [histogram(channel) for channel in image]
-    levels = np.array([at_percentiles(own, percentiles) for own in counts], np.float32)
-    grey = np.array([np.count_nonzero(own) for own in counts], np.int32)
-    grey[list(missing)] = 0
-    return {"image": image, "levels": levels, "grey": grey}
-
-
 def cells(decoded: Decoded, settings: CellDataConfig, kind: str) -> Array:
     """Return the cells of a field: (`data.most_cells`, 3) int32, number, y and x, −1 where there is none.
 
@@ -142,20 +129,3 @@ def nuclei_channel(channels: Sequence[str], wanted: str | None) -> str:
         near = did_you_mean(wanted, channels)
         raise BadInput(f"data.nuclei is {wanted}{near}; there are the channels {', '.join(channels)}")
     return wanted
-
-
-def histogram(channel: Array) -> Array:
-    """Count the pixels of each grey value (int64) in an image of uint8 or uint16."""
-    return np.bincount(channel.ravel(), minlength=1 << 8 * channel.dtype.itemsize)
-
-
-def at_percentiles(counts: Array, percentiles: Sequence[float]) -> list[float]:
-    """Return grey values at percentiles, linear between neighbouring pixels as in `numpy.percentile`.
-
-    `counts` are the pixels of each grey value.
-    """
-    below = np.cumsum(counts)
-    places = np.asarray(percentiles) / 100 * (below[-1] - 1)
-    first = np.floor(places)
-    low, high = (np.searchsorted(below, rank, side="right") for rank in (first, np.ceil(places)))
-    return list((low + (places - first) * (high - low)).tolist())

@@ -43,7 +43,7 @@ from runner_core import (
     mirrors_and_turns,
 )
 
-from runner_dinocell import checks, dropped, fields, files, judgement, outputs, schedules, statistics, whole
+from runner_dinocell import checks, dropped, fields, files, judgement, outputs, schedules, statistics, whole, windows
 from runner_dinocell.config import PRESETS, CellConfig
 from runner_dinocell.optimisations import OPTIMISATIONS
 from runner_dinocell.whole import Embedded, own_cells, side
@@ -115,7 +115,7 @@ class DinoCell(Project):
 
     def prepare(self, decoded: Decoded) -> Arrays:
         missing = [decoded.meta["channels"].index(name) for name in decoded.meta.get("missing", ())]
-        arrays = fields.prepare(decoded.arrays["image"], self.config.data.percentiles, missing)
+        arrays = windows.prepare(decoded.arrays["image"], self.config.data.percentiles, missing)
         return arrays | ({"cells": fields.cells(decoded, self.config.data, self._cells)} if self._cells else {})
 
     def prepare_settings(self) -> Mapping[str, Json]:
@@ -277,7 +277,7 @@ class DinoCell(Project):
         if len(own_cells(prepared)):
             soft = {"cells": vectors}
         else:
-            rows = len(np.unique(whole.corners(prepared["image"].shape[1:], window, settings.stride)[:, 0]))
+            rows = len(np.unique(windows.corners(prepared["image"].shape[1:], window, settings.stride)[:, 0]))
             soft = {"windows": vectors.reshape(rows, -1, vectors.shape[-1])}
         if settings.drop_channels and isinstance(record, fields.Field):
             soft["dropped"] = dropped.embedded(prepared, record.channels, self._channels, embed)
@@ -322,7 +322,7 @@ class DinoCell(Project):
             return own
         known = dict(zip(self._channels, np.asarray(self.statistics["levels"]), strict=True))
         pairs = zip(record.channels, own, strict=True)
-        return np.asarray(statistics.usable(np.stack([known.get(name, mine) for name, mine in pairs]), own))
+        return np.asarray(windows.usable(np.stack([known.get(name, mine) for name, mine in pairs]), own))
 
     def baseline(self, cropped: Cropped) -> Array:
         """Return statistics of the field's pixels, on its own scale whatever `data.scale` is for the network.
@@ -369,7 +369,9 @@ class DinoCell(Project):
         return export(model, folder, self.config, self._channels, self.statistics.get("levels"))
 
     def standalone(self) -> Standalone:
-        return Standalone(missing="embeddings are read from several files of a field and joined by its metadata")
+        from runner_dinocell.standalone import standalone
+
+        return standalone(self.config, self.statistics, self._cells)
 
     def checks(self) -> Checks:
         return Checks(

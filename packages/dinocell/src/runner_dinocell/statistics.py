@@ -10,7 +10,7 @@ from runner_core import Array, BadInput, Json, Statistics, Store
 
 from runner_dinocell.brightness import brightness
 from runner_dinocell.config import CellConfig
-from runner_dinocell.fields import at_percentiles, histogram
+from runner_dinocell.windows import at_percentiles, histogram
 
 FIELDS = 64
 """Most fields whose grey values are counted for `data.scale set`; fetching more would not help."""
@@ -50,15 +50,6 @@ def _levels(counts: Array, config: CellConfig) -> Array:
     """Return the grey values (C, 2) float32 at `data.percentiles`; 0 for a channel without pixels."""
     percentiles = config.data.percentiles
     return np.array([at_percentiles(own, percentiles) if own.any() else (0.0, 0.0) for own in counts], np.float32)
-
-
-def usable(levels: Any, own: Any) -> Any:
-    """Return the set's levels (C, 2), with a field's `own` for channels that none of the counted fields had.
-
-    Both are arrays or tensors.
-    """
-    seen = levels[..., 1:] > levels[..., :1]
-    return levels * seen + own * ~seen
 
 
 def pairs(keys: Sequence[str], training: Sequence[int]) -> list[int]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from runner_core import Array, BadInput, Infer
 
+from runner_dinocell import windows
 from runner_dinocell.config import CellConfig
 from runner_dinocell.objects import known
 
@@ -57,23 +58,6 @@ def side(config: CellConfig) -> int:
     return round(config.data.window * math.sqrt((low + high) / 2))
 
 
-def corners(shape: tuple[int, int], window: int, stride: float) -> Array:
-    """Return (n, 2) int32: the corners of evenly spaced windows that cover a field of `shape`, row by row.
-
-    Windows have side `window`, and lie at most `stride` of a window apart.
-
-    >>> corners((10, 9), 4, 1.0).tolist()
-    [[0, 0], [0, 2], [0, 5], [3, 0], [3, 2], [3, 5], [6, 0], [6, 2], [6, 5]]
-    """
-    starts = [_starts(length, window, max(1.0, stride * window)) for length in shape]
-    return np.stack(np.meshgrid(*starts, indexing="ij"), -1).reshape(-1, 2).astype(np.int32)
-
-
-def _starts(length: int, window: int, step: float) -> Array:
-    count = int(np.ceil((length - window) / step)) + 1
-    return np.linspace(0, length - window, count).round()
-
-
 def own_cells(prepared: Mapping[str, Array]) -> Array:
     """Return the cells (n, 3) of a field: number, y and x; none if windows do not lie around cells."""
     return known(prepared["cells"]) if "cells" in prepared else np.empty((0, 3), np.int32)
@@ -84,7 +68,7 @@ def places(prepared: Mapping[str, Array], window: int, stride: float) -> Array:
     shape = prepared["image"].shape[1:]
     cells = own_cells(prepared)
     if not len(cells):
-        return corners(shape, window, stride)
+        return windows.corners(shape, window, stride)
     return np.clip(cells[:, 1:] - window // 2, 0, np.array(shape) - window).astype(np.int32)
 
 
@@ -94,14 +78,7 @@ def predict(prepared: Mapping[str, Array], infer: Infer, window: int, stride: fl
     `batch` is the number of windows at once; `key` is the field's, for messages. Raises BadInput for a field smaller
     than the window.
     """
-    image = prepared["image"]
-    height, width = image.shape[1:]
+    height, width = prepared["image"].shape[1:]
     if min(height, width) < window:
         raise BadInput(f"{key}: {width} × {height} pixels, smaller than the windows that the network reads ({window})")
-    found, at = [], places(prepared, window, stride)
-    for first in range(0, len(at), batch):
-        some = at[first : first + batch]
-        windows = np.stack([image[:, y : y + window, x : x + window] for y, x in some])
-        of_field = {n: np.repeat(prepared[n][None], len(some), 0) for n in ("levels", "grey") if n in prepared}
-        found.append(infer({"image": windows, **of_field})["embedding"])
-    return np.concatenate(found).astype(np.float32, copy=False)
+    return windows.embedded(prepared, places(prepared, window, stride), infer, window, batch)

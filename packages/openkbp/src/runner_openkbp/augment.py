@@ -14,7 +14,7 @@ from keras import ops
 from runner_core import Tensors
 
 from runner_openkbp.config import AugmentConfig
-from runner_openkbp.mirror import swap_sides
+from runner_openkbp.whole import swap_sides
 
 LEFT_RIGHT = 2
 """Axis of (B, S, S, S) from the patient's right to the left."""

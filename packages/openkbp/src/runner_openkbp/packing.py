@@ -5,12 +5,11 @@ A dose of 0 … 81.9 Gy is stored in steps of 1/800 Gy (error ≤ 0.000625 Gy); 
 
 from __future__ import annotations
 
-from functools import reduce
-
 import numpy as np
 from runner_core import Arrays, Decoded
 
-from runner_openkbp.rois import MASKS, POSSIBLE, Array, Patient, unpack
+from runner_openkbp.rois import POSSIBLE, Array, Patient, unpack
+from runner_openkbp.whole import block_means, rows
 
 DOSE_STEP = 1 / 800
 """Gy per unit of the stored dose."""
@@ -53,47 +52,11 @@ def prepare(decoded: Decoded, size: int) -> Arrays:
     """
     factor = decoded.arrays["ct"].shape[0] // size
     whole = decoded.arrays
-    arrays = (
-        dict(whole) if factor == 1 else {"ct": _mean(whole["ct"], factor), "masks": pool_masks(whole["masks"], factor)}
-    )
-    if factor > 1 and "dose" in whole:
-        arrays["dose"] = _mean(whole["dose"], factor, unpack(whole["masks"], POSSIBLE))
-    arrays = {name: array[None] for name, array in arrays.items()}
-    if "dose" in arrays:
+    arrays = rows(whole["ct"], whole["masks"], size)
+    if "dose" in whole:
+        dose = whole["dose"]
+        if factor > 1:
+            dose = block_means(dose, factor, unpack(whole["masks"], POSSIBLE))
+        arrays["dose"] = dose[None]
         arrays["dose_step"] = np.array([[decoded.meta["dose_step"]]], np.float32)
     return arrays
-
-
-def _mean(array: Array, factor: int, where: Array | None = None) -> Array:
-    """Return rounded means over blocks of factor³ voxels.
-
-    With `where`, a mean is over the block's voxels in it, and 0 if there are none.
-    """
-    if where is None:
-        return np.rint(block_sums(array.astype(np.int32), factor) / factor**3).astype(array.dtype)
-    counts = block_sums(where.astype(np.int32), factor)
-    sums = block_sums(array.astype(np.int32) * where, factor)
-    return np.rint(sums / np.maximum(counts, 1)).astype(array.dtype)
-
-
-def pool_masks(masks: Array, factor: int) -> Array:
-    """Pool mask bits (S, S, S) to (S/factor, …).
-
-    A bit is set if half or more of the voxels have it; the bit of the possible-dose mask is set if any voxel has it.
-    """
-    smaller = np.zeros([side // factor for side in masks.shape], np.uint16)
-    counter = np.min_scalar_type(factor**3)
-    for place in range(len(MASKS)):
-        inside = (masks >> place & 1).astype(counter)
-        if inside.any():
-            least = 1 if MASKS[place] == POSSIBLE else factor**3 // 2
-            smaller |= (block_sums(inside, factor) >= least).astype(np.uint16) << place
-    return smaller
-
-
-def block_sums(array: Array, factor: int) -> Array:
-    """Sum over blocks of factor³, one axis at a time (far faster than one reduction over three axes)."""
-    for axis in range(array.ndim):
-        ahead = (slice(None),) * axis
-        array = reduce(np.add, (array[(*ahead, slice(i, None, factor))] for i in range(factor)))
-    return array

@@ -325,11 +325,9 @@ class OpenKBP(Project):
         return export(model, folder, self.config)
 
     def standalone(self) -> Standalone:
-        model = self.config.model
-        return Standalone(
-            missing="the network is Keras's: model.json describes the work around it",
-            multiple=model.unit if model.network == "residual" else 1,
-        )
+        from runner_openkbp.standalone import standalone
+
+        return standalone(self.config)
 
     def checks(self) -> Checks:
         from runner_openkbp import checks
@@ -363,7 +361,7 @@ class OpenKBP(Project):
 
 def _mirrored(cropped: Cropped) -> Arrays:
     """Return the prepared arrays of the mirrored patient."""
-    from runner_openkbp.mirror import mirrored
+    from runner_openkbp.whole import mirrored
 
     rows = mirrored({name: cropped.prepared[name][None] for name in ("ct", "masks")})
     return cropped.prepared | {name: row[0] for name, row in rows.items()}

@@ -10,22 +10,28 @@ from typing import Any
 import numpy as np
 from runner_core import Annotation, BadInput, Finding
 
+from runner_openkbp.whole import GRID, MASKS, OARS, POSSIBLE, ROIS, SIDE, TARGETS, bit, unpack
+
+__all__ = [
+    "GRID",
+    "MASKS",
+    "MOST_GY",
+    "OARS",
+    "POSSIBLE",
+    "ROIS",
+    "SIDE",
+    "TARGETS",
+    "Array",
+    "Patient",
+    "annotation",
+    "bit",
+    "pack_masks",
+    "refuse_other_unit",
+    "unpack",
+]
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
-SIDE = 128
-GRID = (SIDE, SIDE, SIDE)
-"""Shape of every patient's grid, flat in C order. Measured on the patients: the first index grows from front (mandible)
-to back (spinal cord), the second from the patient's right to the left, the third from head to feet."""
-
-OARS = ("Brainstem", "SpinalCord", "RightParotid", "LeftParotid", "Esophagus", "Larynx", "Mandible")
-"""Organs at risk."""
-TARGETS = ("PTV56", "PTV63", "PTV70")
-"""Planning target volumes; the number is the prescribed dose in Gy. They do not overlap."""
-ROIS = (*OARS, *TARGETS)
-POSSIBLE = "possible_dose_mask"
-"""Mask of the voxels that can receive dose: in the body, near the beams."""
-MASKS = (*ROIS, POSSIBLE)
-"""All masks; the position of a mask is its bit."""
 MOST_GY = 120.0
 """Highest dose (Gy) that is accepted; no plan's is higher (the challenge's reach 78 Gy)."""
 
@@ -66,22 +72,6 @@ def pack_masks(masks: Mapping[str, Array]) -> Array:
     for name, mask in masks.items():
         bits |= mask.astype(np.uint16) << bit(name)
     return bits
-
-
-def unpack(bits: Array, name: str) -> Array:
-    """Return the mask `name` (bool) from packed bits (uint16, any shape)."""
-    return (bits & np.uint16(1 << bit(name))) != 0
-
-
-def bit(name: str) -> int:
-    """Return the bit of a mask.
-
-    >>> bit("Brainstem"), bit("possible_dose_mask")
-    (0, 10)
-    """
-    if name not in MASKS:
-        raise KeyError(f"no ROI is called {name!r}; there are {', '.join(MASKS)}")
-    return MASKS.index(name)
 
 
 def annotation(bits: Array, seen: Array | None) -> Annotation:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from runner_core import Statistics, Store
 
-from runner_openkbp.packing import block_sums
 from runner_openkbp.rois import POSSIBLE, Array, unpack
+from runner_openkbp.whole import block_sums
 
 MEAN_SIDE = 32
 """Voxels per side of the mean dose, which every checkpoint holds. 128 would hardly be better: the baseline scores

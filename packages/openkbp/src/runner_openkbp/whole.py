@@ -1,14 +1,115 @@
-"""Prediction of a whole patient, brought back to the patient's grid."""
+"""Prediction of a whole patient: mask bits, the network's grid, and back to the patient's.
+
+NumPy alone: exports carry this file along.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import reduce
+from typing import Any
+
 import numpy as np
-from runner_core import Array, Arrays, Infer
 
-from runner_openkbp.rois import POSSIBLE, SIDE, unpack
+Array = np.ndarray[Any, np.dtype[Any]]
+Infer = Callable[[dict[str, Array]], dict[str, Array]]
+
+SIDE = 128
+GRID = (SIDE, SIDE, SIDE)
+"""Shape of every patient's grid, flat in C order. Measured on the patients: the first index grows from front (mandible)
+to back (spinal cord), the second from the patient's right to the left, the third from head to feet."""
+
+OARS = ("Brainstem", "SpinalCord", "RightParotid", "LeftParotid", "Esophagus", "Larynx", "Mandible")
+"""Organs at risk."""
+TARGETS = ("PTV56", "PTV63", "PTV70")
+"""Planning target volumes; the number is the prescribed dose in Gy. They do not overlap."""
+ROIS = (*OARS, *TARGETS)
+POSSIBLE = "possible_dose_mask"
+"""Mask of the voxels that can receive dose: in the body, near the beams."""
+MASKS = (*ROIS, POSSIBLE)
+"""All masks; the position of a mask is its bit."""
 
 
-def predict(prepared: Arrays, infer: Infer, unit: int | None = None) -> Array:
+def unpack(bits: Array, name: str) -> Array:
+    """Return the mask `name` (bool) from packed bits (uint16, any shape)."""
+    return (bits & np.uint16(1 << bit(name))) != 0
+
+
+def bit(name: str) -> int:
+    """Return the bit of a mask.
+
+    >>> bit("Brainstem"), bit("possible_dose_mask")
+    (0, 10)
+    """
+    if name not in MASKS:
+        raise KeyError(f"no ROI is called {name!r}; there are {', '.join(MASKS)}")
+    return MASKS.index(name)
+
+
+# ---------------------------------------------------------------- the network's grid
+
+
+def rows(ct: Array, masks: Array, size: int) -> dict[str, Array]:
+    """Return ct and masks (1, size, size, size) of a patient's, by the rules of `packing.prepare`."""
+    factor = ct.shape[0] // size
+    if factor > 1:
+        ct, masks = block_means(ct, factor), pool_masks(masks, factor)
+    return {"ct": ct[None], "masks": masks[None]}
+
+
+def block_means(array: Array, factor: int, where: Array | None = None) -> Array:
+    """Return rounded means over blocks of factor³ voxels.
+
+    With `where`, a mean is over the block's voxels in it, and 0 if there are none.
+    """
+    if where is None:
+        return np.rint(block_sums(array.astype(np.int32), factor) / factor**3).astype(array.dtype)
+    counts = block_sums(where.astype(np.int32), factor)
+    sums = block_sums(array.astype(np.int32) * where, factor)
+    return np.rint(sums / np.maximum(counts, 1)).astype(array.dtype)
+
+
+def pool_masks(masks: Array, factor: int) -> Array:
+    """Pool mask bits (S, S, S) to (S/factor, …).
+
+    A bit is set if half or more of the voxels have it; the bit of the possible-dose mask is set if any voxel has it.
+    """
+    smaller = np.zeros([side // factor for side in masks.shape], np.uint16)
+    counter = np.min_scalar_type(factor**3)
+    for place in range(len(MASKS)):
+        inside = (masks >> place & 1).astype(counter)
+        if inside.any():
+            least = 1 if MASKS[place] == POSSIBLE else factor**3 // 2
+            smaller |= (block_sums(inside, factor) >= least).astype(np.uint16) << place
+    return smaller
+
+
+def block_sums(array: Array, factor: int) -> Array:
+    """Sum over blocks of factor³, one axis at a time (far faster than one reduction over three axes)."""
+    for axis in range(array.ndim):
+        ahead = (slice(None),) * axis
+        array = reduce(np.add, (array[(*ahead, slice(i, None, factor))] for i in range(factor)))
+    return array
+
+
+def mirrored(batch: Mapping[str, Array]) -> dict[str, Array]:
+    """Mirror the stored arrays (B, 1, S, S, S) of patients; the fourth axis runs from right to left."""
+    turned = {name: batch[name][:, :, :, ::-1] for name in batch}
+    turned["masks"] = swap_sides(turned["masks"])
+    return turned
+
+
+def swap_sides(masks: Any) -> Any:
+    """Exchange the bits of the right and the left parotid in masks of any shape and integer type."""
+    right, left = masks & (1 << bit("RightParotid")), masks & (1 << bit("LeftParotid"))
+    apart = 1 << (bit("LeftParotid") - bit("RightParotid"))
+    return masks - right - left + right * apart + left // apart
+
+
+# ---------------------------------------------------------------- prediction
+
+
+def predict(prepared: dict[str, Array], infer: Infer, unit: int | None = None) -> Array:
     """Return the dose (128, 128, 128) float32 in Gy, also where no dose is possible.
 
     `prepared` holds the patient's ct and masks on the network's grid, one row each. A network that takes any multiple
