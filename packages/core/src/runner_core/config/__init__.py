@@ -319,7 +319,16 @@ class RunConfig:
             yield f"train.momentum {train.momentum:g} has no effect: train.optimizer is {train.optimizer}, not sgd"
         if train.decay != default.decay and train.schedule != "wsd":
             yield f"train.decay {train.decay:g} has no effect: train.schedule is {train.schedule}, not wsd"
-        if self.exchange.shard_devices is not None and train.strategy != "hsdp":
-            yield f"exchange.shard_devices has no effect: train.strategy is {train.strategy}, not hsdp"
-        if self.exchange.gather != "float32" and train.strategy == "ddp":
-            yield f"exchange.gather {self.exchange.gather} has no effect: train.strategy is ddp, which gathers none"
+        yield from self.exchanges_without_effect(train.strategy)
+
+    def exchanges_without_effect(self, strategy: str) -> Iterator[str]:
+        """Yield such sentences about `exchange` with this `train.strategy`; of auto, with what it became."""
+        exchange = self.exchange
+        if strategy == "auto":  # it is known once there is a network
+            return
+        if exchange.shard_devices is not None and strategy != "hsdp":
+            yield f"exchange.shard_devices has no effect: train.strategy is {strategy}, not hsdp"
+        if exchange.gather != "float32" and strategy == "ddp":
+            yield f"exchange.gather {exchange.gather} has no effect: train.strategy is ddp, which gathers none"
+        if exchange.unused != "auto" and strategy != "ddp":
+            yield f"exchange.unused {exchange.unused} has no effect: train.strategy is {strategy}, not ddp"

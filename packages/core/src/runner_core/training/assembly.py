@@ -127,6 +127,9 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
         say(f"{setup.team.devices} devices train together: {trainer.strategy}; the first one validates")
     if setup.team.count > 1:
         say(f"{setup.team.count} processes train together: {trainer.strategy}")
+        if setup.config.train.strategy == "auto":
+            for text in setup.config.exchanges_without_effect(trainer.strategy):
+                say(f"note: {text}")
         if trainer.undivided and "validation" in data.samples:
             say(
                 f"each of them validates all {len(data.samples['validation'])} samples, which takes "
