@@ -32,7 +32,7 @@ def start(folder: Path, count: int, *more: str) -> None:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with all that two processes did (`exchange_toy.main`), and runs of a single one beside them."""
+    """The folder with what two processes did (`exchange_toy.main`), and runs of a single one beside them."""
     folder = tmp_path_factory.mktemp("exchange")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -44,59 +44,79 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("run", exchange.RUNS)
-def test_whenever_gradients_are_exchanged_two_processes_learn_what_one_does(run: str, done: Path) -> None:
-    together.assert_close_runs(done / "one", done / run)
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with what two processes did (`exchange_toy.more`)."""
+    folder = tmp_path_factory.mktemp("more")
+    start(folder, 2, "more")
+    return folder
 
 
-def test_gradients_are_exchanged_once_a_step(done: Path) -> None:
+MARKS = 2 * 8 * 5
+"""Bytes of two numbers for each tensor of weights: whether it was used, and left out."""
+
+
+def test_two_processes_learn_what_one_does_and_exchange_gradients_once_a_step(done: Path) -> None:
+    together.assert_close_runs(done / "one", done / "ddp-step")
     first, second = (json.loads((done / f"traffic-{number}.json").read_text()) for number in range(2))
+    assert first == second == {"ddp-step": {"all-reduce": STEPS * WEIGHTS + (STEPS - 1) * MARKS}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", exchange.RUNS)
+def test_whenever_gradients_are_exchanged_two_processes_learn_what_one_does(run: str, done: Path, more: Path) -> None:
+    together.assert_close_runs(done / "one", more / run)
+
+
+@pytest.mark.slow
+def test_gradients_are_exchanged_when_the_settings_say(more: Path) -> None:
+    first, second = (json.loads((more / f"traffic-{number}.json").read_text()) for number in range(2))
     assert first == second
-    marks = 2 * 8 * 5
-    """Two numbers for each tensor of weights: whether it was used, and left out."""
-    assert first["ddp-step"] == {"all-reduce": STEPS * WEIGHTS + (STEPS - 1) * marks}
-    ours = (2 * STEPS - 2) * (WEIGHTS + marks)
+    ours = (2 * STEPS - 2) * (WEIGHTS + MARKS)
     assert first["ddp-micro_batch"] == {"all-reduce": WEIGHTS + ours}, "the first step is computed apart"
     assert first["ddp-find"] == {"all-reduce": STEPS * (WEIGHTS + 4)}, "and a weight of ours that no step uses"
-    fewer, more = (first[f"fsdp-{when}"]["reduce-scatter"] for when in ("step", "micro_batch"))
-    assert 2 * fewer == more
-    kept = [json.loads((done / f"kept-{number}.json").read_text()) for number in range(2)]
+    fewer, most = (first[f"fsdp-{when}"]["reduce-scatter"] for when in ("step", "micro_batch"))
+    assert 2 * fewer == most
+    kept = [json.loads((more / f"kept-{number}.json").read_text()) for number in range(2)]
     assert [one["step"] for one in kept] == [WEIGHTS] * 2, "gradients that wait are whole in each process"
     assert sum(one["micro_batch"] for one in kept) == WEIGHTS
 
 
-def test_gathered_features_get_their_own_gradients_alone_and_the_same(done: Path) -> None:
+@pytest.mark.slow
+def test_gathered_features_get_their_own_gradients_alone_and_the_same(more: Path) -> None:
     """Bit for bit, also with gloo; in a ring, one of n sends (n - 1) / n of the features in place of twice that."""
-    traffic = json.loads((done / "traffic-0.json").read_text())
+    traffic = json.loads((more / "traffic-0.json").read_text())
     scattered, summed = traffic["features-scatter"], traffic["features-all"]
     features = STEPS * 8 * together.FEATURES * 8
     assert scattered["all-gather"] == summed["all-gather"] == scattered["reduce-scatter"] == features
     assert summed["all-reduce"] - scattered["all-reduce"] == features
     assert "reduce-scatter" not in summed
-    toy.assert_equal_runs(done / "features-scatter", done / "features-all")
+    toy.assert_equal_runs(more / "features-scatter", more / "features-all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Layers", "Norms"])
-def test_weights_gathered_in_bfloat16_are_those_that_autocast_computes_with(kind: str, done: Path) -> None:
+def test_weights_gathered_in_bfloat16_are_those_that_autocast_computes_with(kind: str, more: Path) -> None:
     """Bit for bit, from half the bytes; weights and optimizer stay in float32."""
-    traffic = json.loads((done / "traffic-0.json").read_text())
+    traffic = json.loads((more / "traffic-0.json").read_text())
     first, second = traffic[f"{kind}-float32"], traffic[f"{kind}-bfloat16"]
     assert first["reduce-scatter"] == second["reduce-scatter"]
     if kind == "Layers":
         assert first["all-gather"] == 2 * second["all-gather"]
     else:
         assert second["all-gather"] < first["all-gather"] < 2 * second["all-gather"], "the norm's weights stay"
-    (_, tensors), (_, others) = (toy.final_state(done / f"{kind}-{gather}") for gather in ("float32", "bfloat16"))
+    (_, tensors), (_, others) = (toy.final_state(more / f"{kind}-{gather}") for gather in ("float32", "bfloat16"))
     assert all(np.array_equal(np.asarray(tensor), np.asarray(others[name])) for name, tensor in tensors.items())
-    assert toy.log_lines(done / f"{kind}-float32") == toy.log_lines(done / f"{kind}-bfloat16")
+    assert toy.log_lines(more / f"{kind}-float32") == toy.log_lines(more / f"{kind}-bfloat16")
     assert {tensor.dtype for name, tensor in tensors.items() if name.startswith("model.")} == {torch.float32}
 
 
-def test_a_layer_that_is_gathered_apart_has_to_be_called(done: Path) -> None:
+@pytest.mark.slow
+def test_a_layer_that_is_gathered_apart_has_to_be_called(more: Path) -> None:
     for number in range(2):
         assert (
             "uses the weights of one without calling it: leave exchange.gather out"
-            in (done / f"direct-{number}").read_text()
+            in (more / f"direct-{number}").read_text()
         )
 
 
@@ -129,6 +149,12 @@ def test_only_layers_of_which_autocast_rounds_all_weights_are_gathered_apart(mon
     less = [normed, other, Own(4, 4), nn.Bilinear(4, 4, 4), nn.LSTM(4, 4), nn.LayerNorm(16), kept, nn.Linear(2, 2)]
     network = nn.ModuleList([*less, *tied, nn.Sequential(*plain), plain[0]])
     assert fsdp.rounded_layers(network, {kept}) == plain
+
+
+def test_a_setting_that_the_chosen_strategy_does_not_use_is_told(done: Path) -> None:
+    assert "note: exchange.gather bfloat16 has no effect: train.strategy is ddp" in (done / "said-0").read_text()
+    found = toy.small(train__strategy="fsdp", exchange__unused="find").without_effect()
+    assert [*found] == ["exchange.unused find has no effect: train.strategy is fsdp, not ddp"]
 
 
 def test_a_search_that_exact_resuming_needs_is_not_left_out() -> None:

@@ -1,6 +1,7 @@
 """What processes do for the tests of exchanges: `python exchange_toy.py FOLDER NUMBER COUNT` is one of COUNT.
 
-With a fourth argument, runs and their settings as JSON, it trains only these.
+With a fourth argument, `more`, it does what the slow tests look at; with runs and their settings as JSON, it trains
+them.
 """
 
 from __future__ import annotations
@@ -28,13 +29,12 @@ from torch.nn import functional as F
 STEPS, WEIGHTS = 12, 8 * (together.WIDTH * together.FEATURES + together.FEATURES + 8 * 3 + together.FEATURES)
 """Steps of a run, and bytes of the weights that it learns."""
 RUNS = {
-    "ddp-step": {},
     "ddp-micro_batch": {"exchange__gradients": "micro_batch"},
     "ddp-find": {"exchange__unused": "find"},
     "fsdp-micro_batch": {"train__strategy": "fsdp"},
     "fsdp-step": {"train__strategy": "fsdp", "exchange__gradients": "step"},
 }
-"""The settings of each run of two processes."""
+"""The settings of each further run of two processes."""
 
 
 class Steady(together.Together):
@@ -129,6 +129,14 @@ def kept_gradients(folder: Path, team) -> dict[str, int]:
     return found
 
 
+def said(folder: Path, team) -> list[str]:
+    """What is said at the start of a run whose strategy `auto` becomes ddp."""
+    found: list[str] = []
+    setup = toy.ToySetup(Steady(settings(team.count, exchange__gather="bfloat16")), team=team)
+    assemble(setup, toy.make_data(setup.project), folder, found.append).loaders.close()
+    return found
+
+
 def errors(number: int) -> dict[str, float]:
     """The largest error of a gradient summed in bfloat16, over what rounding explains, by strategy: 3 u Σ|g| / n.
 
@@ -159,15 +167,37 @@ def settings(count: int, **more):
     return together.settings(count, **{"train__accumulate": 2, "checkpoint__every_steps": 2, **more})
 
 
-def main(folder: Path, number: int, count: int) -> None:
+def begin(folder: Path, number: int, count: int) -> together.Kept:
     torch.set_num_threads(1)
     fsdp.LEAST_APART = 1
     place = Place(number, count, number, count, f"file://{folder / 'meeting'}")
-    team = together.Kept(place, torch.device("cpu"), 120.0)
+    return together.Kept(place, torch.device("cpu"), 120.0)
+
+
+def main(folder: Path, number: int, count: int) -> None:
+    """Do what the tests of every day look at."""
+    team = begin(folder, number, count)
+    with Traffic() as traffic:
+        toy.run(settings(count), folder / "ddp-step", project=Steady, team=team)
+    (folder / f"traffic-{number}.json").write_text(json.dumps({"ddp-step": traffic.whole}))
+    for kind in (Forgetful, Partly):
+        toy.run(settings(count), folder / kind.__name__, project=kind, team=team)
+    try:
+        toy.run(settings(count, exchange__unused="none"), folder / "none", project=Partly, team=team)
+    except BadInput as error:
+        (folder / f"none-{number}").write_text(str(error))
+    (folder / f"errors-{number}.json").write_text(json.dumps(errors(number)))
+    (folder / f"said-{number}").write_text("\n".join(said(folder, team)))
+    TorchTeam.leave(team)
+
+
+def more(folder: Path, number: int, count: int) -> None:
+    """Do what the slow tests look at."""
+    team = begin(folder, number, count)
     traffic = {}
-    for name, more in RUNS.items():
+    for name, changed in RUNS.items():
         with Traffic() as traffic[name]:
-            toy.run(settings(count, **more), folder / name, project=Steady, team=team)
+            toy.run(settings(count, **changed), folder / name, project=Steady, team=team)
     for how in ("scatter", "all"):
         with Traffic() as traffic[f"features-{how}"]:
             features = together.settings(count, exchange__features=how)
@@ -184,13 +214,6 @@ def main(folder: Path, number: int, count: int) -> None:
     except BadInput as error:
         (folder / f"direct-{number}").write_text(str(error))
     (folder / f"kept-{number}.json").write_text(json.dumps(kept_gradients(folder, team)))
-    (folder / f"errors-{number}.json").write_text(json.dumps(errors(number)))
-    for kind in (Forgetful, Partly):
-        toy.run(settings(count), folder / kind.__name__, project=kind, team=team)
-    try:
-        toy.run(settings(count, exchange__unused="none"), folder / "none", project=Partly, team=team)
-    except BadInput as error:
-        (folder / f"none-{number}").write_text(str(error))
     (folder / f"traffic-{number}.json").write_text(json.dumps({name: t.whole for name, t in traffic.items()}))
     TorchTeam.leave(team)
 
@@ -221,7 +244,9 @@ def train(folder: Path, number: int, count: int, runs: dict[str, dict]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[4:]:
+    if sys.argv[4:] == ["more"]:
+        more(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    elif sys.argv[4:]:
         train(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4]))
     else:
         main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
