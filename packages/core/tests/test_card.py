@@ -230,3 +230,16 @@ def test_a_bar_in_a_name_stays_in_its_cell(exported: Path) -> None:
     known = facts_of(exported)
     known["versions"] = {"a|b": "1"}
     assert "| a\\|b | 1 |" in text(known, ["model.safetensors"])
+
+
+def test_counts_that_a_project_does_not_show_are_in_card_json_alone(exported: Path) -> None:
+    known = facts_of(exported)
+    count = {"name": "pixels_a_as_b", "value": 7.0, "low": None, "high": None, "baseline": None, "shown": False}
+    known["scores"].append(count)
+    for case in known["worst"]:
+        case["scores"]["pixels_a_as_b"] = 7.0
+    assert known["worst"]
+    assert all(score["shown"] for score in known["scores"][:-1])
+    assert "pixels_a_as_b" not in text(known, ["model.safetensors"])
+    other = {**known, "weights": {"sha256": "v"}, "scores": [*known["scores"][:-1], {**count, "value": 9.0}]}
+    assert compare(known, other, 0.05).verdict == "same scores"

@@ -29,6 +29,7 @@ from runner_core.engines.export import let_others_read
 from runner_core.plugins.builtin import CARD
 from runner_core.plugins.settings import PHANTOM
 from runner_core.tools.card.facts import FACTS, portable_settings
+from runner_core.tools.card.text import shown_scores
 
 HUB_FOLDER = "hub-folder"
 """Its name as a format of `export`."""
@@ -115,7 +116,7 @@ def _license(license_: str) -> dict[str, Json]:
 
 
 def _scores(facts: Mapping[str, Any]) -> Iterator[dict[str, Json]]:
-    for score in facts.get("scores") or ():
+    for score in shown_scores(facts):
         if score["value"] is not None:
             yield {"type": score["name"], "name": score["name"], "value": score["value"]}
 

@@ -160,6 +160,7 @@ def _score(name: str, value: float | None, content: Mapping[str, Any], groups: S
         "low": low,
         "high": high,
         "baseline": (content.get("baseline") or {}).get(name),
+        "shown": name in content.get("shown", [name]),
     }
 
 

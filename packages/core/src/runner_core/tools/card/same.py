@@ -9,7 +9,7 @@ from typing import Any, Literal
 from runner_core.base.text import counted
 from runner_core.contract.records import Table
 from runner_core.output.report.page import Block, Note, decimal_or_dash
-from runner_core.tools.card.text import flat_versions, interval
+from runner_core.tools.card.text import flat_versions, interval, shown_scores
 
 Verdict = Literal["same bits", "same scores", "not reproduced"]
 
@@ -68,7 +68,7 @@ def _scores(
 ) -> Iterator[tuple[str, float, float | None, bool]]:
     """Yield the scores of whole records, or the validation metrics if there are none."""
     found = {score["name"]: score["value"] for score in now["scores"]} or now["metrics"]
-    wanted = card["scores"] or [
+    wanted = shown_scores(card) or [
         {"name": name, "value": value, "low": None, "high": None} for name, value in card["metrics"].items()
     ]
     for score in wanted:

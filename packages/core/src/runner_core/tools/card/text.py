@@ -51,6 +51,11 @@ def flat_versions(versions: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def shown_scores(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the scores that the project shows (`Judging.shown`), without a confusion matrix's counts for instance."""
+    return [score for score in facts.get("scores") or () if score.get("shown", True)]
+
+
 def _scores(facts: Mapping[str, Any]) -> Iterator[Block]:
     if not facts["scores"]:
         yield Note("No whole record was scored. Metrics of the validation samples:")
@@ -61,14 +66,16 @@ def _scores(facts: Mapping[str, Any]) -> Iterator[Block]:
     yield Note(f"Means over {of}. They chose the best checkpoint, so expect slightly less on new data.")
     rows = [
         [score["name"], decimal_or_dash(score["value"]), interval(score), decimal_or_dash(score["baseline"])]
-        for score in facts["scores"]
+        for score in shown_scores(facts)
     ]
     yield Table("", "", ["score", "value", "95 % interval over groups", "trivial baseline"], rows)
 
 
 def _worst(facts: Mapping[str, Any]) -> Iterator[Block]:
+    hidden = {score["name"] for score in facts["scores"]} - {score["name"] for score in shown_scores(facts)}
     for case in facts["worst"]:
-        scores = ", ".join(f"{name} {decimal_or_dash(value)}" for name, value in case["scores"].items())
+        own = {name: value for name, value in case["scores"].items() if name not in hidden}
+        scores = ", ".join(f"{name} {decimal_or_dash(value)}" for name, value in own.items())
         picture = f"\n\n![{case['record']}]({case['picture']})" if case.get("picture") else ""
         yield Note(f"{scores}{picture}", "", case["record"])
 
