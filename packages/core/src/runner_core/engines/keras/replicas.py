@@ -6,14 +6,13 @@ and of BatchNorm's statistics, go to all, and each device updates its own copy o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import keras
 
 from runner_core.contract import Tensors
-from runner_core.engines.keras.backend import Function
 
 
 class Replicas(Protocol):
@@ -33,7 +32,7 @@ class Replicas(Protocol):
         """Let the optimizer take gradients that `mean` has joined."""
         ...
 
-    def each(self, step: Function) -> Function:
+    def each(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that calls `step` on each device, with the same arguments, and returns the first result."""
         ...
 
@@ -71,7 +70,7 @@ class One:
     def prepare(self, optimizer: keras.optimizers.Optimizer) -> None:
         return None
 
-    def each(self, step: Function) -> Function:
+    def each(self, step: Callable[..., Any]) -> Callable[..., Any]:
         return step
 
     def share(self, arrays: Tensors) -> Tensors:
