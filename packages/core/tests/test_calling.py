@@ -59,6 +59,18 @@ def test_a_path_is_repeated_and_a_program_on_the_path_is_named(folder: Path) -> 
     assert said(folder, "'my bin/runner'", str(other.parent)) == "'my bin/runner'", "the one on the PATH is another"
 
 
+def test_processes_that_a_process_starts_repeat_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from runner_core.cli import launch
+
+    (program := tmp_path / "runner").touch(0o755)
+    monkeypatch.setattr(sys, "argv", [str(program), "toy", "train"])
+    monkeypatch.setattr(launch, "_CODE", "from runner_core.base.calling import runner; print(runner())")
+    assert launch.launch(["toy", "train"], 2, 5.0) == 0
+    assert capfd.readouterr().out.split() == [str(program)] * 2
+
+
 @pytest.mark.skipif(shutil.which("uv") is None, reason="needs uv")
 def test_uv_run_is_repeated_with_its_options(folder: Path) -> None:
     path = str(folder / "my bin")

@@ -194,6 +194,44 @@ def test_an_interruption_says_what_is_left(
         assert summary(here)["status"] == status
 
 
+@pytest.mark.parametrize("removed", [7, 10, 11])
+def test_a_start_whose_removal_was_cut_can_be_started_again(
+    removed: int, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second signal ends the removal of an interrupted start: the scheduler's one line still starts the run."""
+    left = removed
+
+    def cut(remove: Any) -> Any:
+        def removing(*args: Any, **more: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            return remove(*args, **more)
+
+        return removing
+
+    from runner_core.cli import train_end
+
+    discard = train_end._discard
+
+    def discarded(folder: Any) -> None:
+        (folder.figures / "some.png").touch()
+        with monkeypatch.context() as cutting:
+            cutting.setattr(Path, "unlink", cut(Path.unlink))
+            cutting.setattr(train_end.shutil, "rmtree", cut(train_end.shutil.rmtree))
+            discard(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runner_core.training.assembly.loaders", interrupt)
+        patch.setattr(train_end, "_discard", discarded)
+        assert main([*SHORT, "1"]) == 130
+    assert left == 0
+    assert (here / "run").exists()
+    assert main([*SHORT, "1", "--resume", "auto"]) == 0
+    assert summary(here)["status"] == "done"
+
+
 def test_a_second_interruption_in_training_names_the_checkpoint_to_go_on_from(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,10 +10,14 @@ from importlib.metadata import requires
 from pathlib import Path
 
 _NAME = "runner"
+CALLED = "RUNNER_CALLED"
+"""Environment variable in which a process tells those that it starts how the user called runner."""
 
 
 def runner() -> str:
     """Return the words that call runner again: `runner`, `.venv/bin/runner`, or `uv run` with its options."""
+    if told := os.environ.get(CALLED):
+        return told
     if words := _uv_run():
         return shlex.join(words)
     called = sys.argv[0]

@@ -196,7 +196,12 @@ def _complain(message: str) -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """Leave through every `finally` when a scheduler ends the job outside training, which handles signals itself."""
+    """Leave through every `finally` when a scheduler ends the job outside training, which handles signals itself.
+
+    The same signal often comes twice, to the process and to its group: only the first one counts.
+    """
+    for other in ENDING:
+        signal.signal(other, signal.SIG_IGN)
     raise _Terminated(128 + number)
 
 

@@ -21,6 +21,7 @@ from signal import SIGINT
 from types import FrameType
 from typing import NoReturn
 
+from runner_core.base.calling import CALLED, runner
 from runner_core.base.errors import BadInput, PeerLost, RunnerError, Stopped, Unhealthy
 from runner_core.contract.setup import Setup
 from runner_core.contract.team import Place, Team
@@ -41,7 +42,7 @@ def launch(arguments: Sequence[str], count: int, patience: float) -> int:
     Processes that a signal should end are killed if they do not within `patience` seconds and a little more.
     """
     with tempfile.TemporaryDirectory(prefix="runner-") as folder:
-        environment = {**os.environ, **beside_each_other(count, Path(folder) / "meeting")}
+        environment = {**os.environ, CALLED: runner(), **beside_each_other(count, Path(folder) / "meeting")}
         processes: list[subprocess.Popen[bytes]] = []
         with _passed_on(processes) as passed_on:
             for number in range(count):

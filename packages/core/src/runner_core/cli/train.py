@@ -73,6 +73,7 @@ def _lead(started: Started[Any], folder: RunFolder, fresh: bool) -> int:
     """Train in the only process, or in the first of several."""
     with folder.lock():
         before = None if fresh else Before(folder)
+        folder.figures.mkdir(exist_ok=True)  # somebody may have removed it since
         traces, phases = traces_of(folder), Phases(folder, started.setup.name, fresh=fresh)
         try:
             if fresh and started.setup.start is not None:  # before config.yaml, which makes it a run

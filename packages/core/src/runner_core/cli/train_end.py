@@ -164,16 +164,16 @@ def _report(folder: RunFolder) -> None:
 
 
 def _discard(folder: RunFolder) -> None:
-    """Remove all that a start wrote before it was refused."""
-    for path in (
-        folder.config_file,
-        folder.starts_file,
-        folder.log,
-        *(folder.path / name for name in (SPLIT_FILE, CONTENTS_FILE, START_FILE, BLOCK_FILE, BAD_FILE)),
-    ):
-        path.unlink(missing_ok=True)
-    for path in (folder.checkpoints, folder.figures, folder.path / MANIFEST):
+    """Remove all that a start wrote before it was refused.
+
+    Wherever this is cut, the folder is still a run, or holds only what `RunFolder.create` takes for a killed start.
+    """
+    for path in (folder.figures, folder.path / MANIFEST):
         shutil.rmtree(path, ignore_errors=True)
+    names = (SPLIT_FILE, CONTENTS_FILE, START_FILE, BLOCK_FILE, BAD_FILE)
+    for path in (*(folder.path / name for name in names), folder.starts_file, folder.log, folder.config_file):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
     (folder.path / ".lock").unlink(missing_ok=True)
     with suppress(OSError):
         folder.path.rmdir()
