@@ -231,6 +231,32 @@ def test_a_place_of_mpi_and_of_kubeflow() -> None:
     assert find_place({"RANK": "0", "SLURM_PROCID": "0", "PMI_RANK": "captain"}) is None
 
 
+def _tf_config(kind: str, index: int, **cluster: list[str]) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})}
+
+
+def test_a_place_of_tensorflow() -> None:
+    cluster = {"worker": ["b:1", "c:1", "b:2"], "chief": ["a:7"]}
+    tasks = [("chief", 0), ("worker", 0), ("worker", 1), ("worker", 2)]
+    found = [find_place(_tf_config(kind, index, **cluster), tensorflow=True) for kind, index in tasks]
+    assert found == [
+        Place(0, 4, 0, 1, "tcp://a:7"), Place(1, 4, 0, 2, "tcp://a:7"),
+        Place(2, 4, 0, 1, "tcp://a:7"), Place(3, 4, 1, 2, "tcp://a:7"),
+    ]  # fmt: skip
+    workers = _tf_config("worker", 1, worker=["b:1", "c:1"])
+    assert find_place(workers, tensorflow=True) == Place(1, 2, 0, 1, "tcp://b:1")
+    assert find_place(_tf_config("worker", 0, worker=["b:1"]), tensorflow=True) is None
+    launched = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "d", "MASTER_PORT": "5"}
+    assert find_place(launched | workers, tensorflow=True) == Place(0, 2, 0, 1, "env://"), "a launcher goes first"
+    for wrong, said in (
+        (_tf_config("worker", 0, worker=["b:1"], ps=["a:1"]), "has tasks of the kind ps"),
+        (_tf_config("worker", 2, worker=["b:1", "c:1"]), "names no task of this process among its 2"),
+        (_tf_config("worker", 0, worker=["b", "c:1"]), "'b' is not HOST:PORT"),
+    ):
+        with pytest.raises(BadInput, match=said):
+            find_place(wrong, tensorflow=True)
+
+
 @pytest.mark.parametrize(
     ("environment", "said"),
     [

@@ -190,6 +190,9 @@ def test_devices_that_cannot_be_are_refused_before_tensorflow_is_imported(runner
     assert not (tmp_path / "run").exists()
 
 
+TWO_PROCESSES = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+
+
 @pytest.mark.parametrize(
     ("settings", "environment", "gpus", "said"),
     [
@@ -199,14 +202,13 @@ def test_devices_that_cannot_be_are_refused_before_tensorflow_is_imported(runner
         ({"train__compile": "on"}, {}, 2, r"train\.devices 2: train\.compile on does not go with it"),
         ({"cache__mode": "device"}, {}, 2, r"cache\.mode device keeps the data on one GPU"),
         ({}, {"KERAS_BACKEND": "jax"}, 2, "only TensorFlow trains on several; leave KERAS_BACKEND unset"),
-        (
-            {},
-            {"WORLD_SIZE": "2", "RANK": "0"},
-            2,
-            "2 processes were started together, and a Keras project trains in one",
-        ),
-        ({"train__devices": 1}, {"WORLD_SIZE": "2", "RANK": "0"}, 2, "start one process, with --devices N"),
-        ({}, {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, 2, "TF_CONFIG .* names 2 processes"),
+        ({}, {"WORLD_SIZE": "2", "RANK": "0"}, 2, "2 processes were started together: set MASTER_ADDR and MASTER_PORT"),
+        ({"train__devices": 3}, TWO_PROCESSES, 4, r"2 processes were .* and train\.devices is 3: leave it out"),
+        ({"cache__mode": "device"}, TWO_PROCESSES, 2, r"cache\.mode device keeps the data on one GPU"),
+        ({"train__compile": "on"}, TWO_PROCESSES, 2, r"2 processes .* train\.compile on does not go with it"),
+        ({}, TWO_PROCESSES | {"LOCAL_RANK": "1"}, 1, r"train\.devices 2: TensorFlow sees only 1 GPU here"),
+        ({}, TWO_PROCESSES | {"KERAS_BACKEND": "jax"}, 2, "only TensorFlow trains in several"),
+        ({}, {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, 2, "TF_CONFIG .* names no task of this process"),
     ],
 )
 def test_what_several_devices_cannot_have_is_refused_by_name(
@@ -228,3 +230,24 @@ def test_a_place_on_several_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         config = toy.small(train__devices=devices, train__device=device)
         assert place_of(toy.ToySetup(several.Several(config))) == Place(0, 1, 0, 1, "", devices=devices)
     assert place_of(toy.ToySetup(several.Several(toy.small()))) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "address"),
+    [
+        (TWO_PROCESSES, "a:29500"),
+        (TWO_PROCESSES | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, "a:29501"),  # torchrun listens at 29500
+        (
+            {"TF_CONFIG": '{"cluster": {"chief": ["a:3"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}'},
+            "a:3",
+        ),
+    ],
+)
+def test_one_of_several_processes(environment: dict[str, str], address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(for_keras, "cuda_devices", lambda: 1)
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    setup = toy.ToySetup(several.Several(toy.small(train__device="auto")))
+    assert place_of(setup) == Place(1, 2, 0, 1, f"tcp://{address}")
+    assert setup.config.train.devices == 2

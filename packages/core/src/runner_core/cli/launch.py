@@ -125,12 +125,15 @@ _PEERS_LOOK = 1.0
 def place_of(setup: Setup) -> Place | None:
     """Return the place that torchrun, srun or `cli.launch` has given this process; None if none has.
 
-    A Keras training on several devices has its place in a single process. Sets `train.devices` to the number of
-    processes. Raises BadInput for settings that several devices cannot have.
+    A Keras training on several devices without a launcher has its place in a single process. Sets `train.devices` to
+    the number of processes. Raises BadInput for settings that several devices cannot have.
     """
-    train, place = setup.config.train, find_place(os.environ)
+    train = setup.config.train
+    place = find_place(os.environ, tensorflow=setup.project.framework == "keras")
     if setup.project.framework == "keras":
         place = place_for_keras(setup.config, place)
+        if place is not None and place.count > 1:
+            train.devices = place.count
         _refuse_on_device(setup)
         return place
     if place is not None and train.devices not in (1, place.count):
@@ -191,7 +194,7 @@ def noticing(team: Team) -> Iterator[None]:
     """Raise PeerLost for an error that happens because another process is gone."""
     try:
         yield
-    except RuntimeError as error:
+    except Exception as error:
         lost = team.lost(error)
         if lost is None:
             raise

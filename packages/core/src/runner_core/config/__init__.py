@@ -162,8 +162,8 @@ class TrainConfig:
     takes xpu or mps instead of cuda."""
     devices: Annotated[int, AtLeast(1)] = 1
     """Number of GPUs that train together (--devices N for short), with `train.device cpu` parts of the processor.
-    PyTorch has a process for each, Keras one for all of a machine. Under torchrun or srun (PyTorch only): the number
-    of processes they started."""
+    PyTorch has a process for each, Keras one for all of a machine. Under torchrun, srun and other launchers: the
+    number of processes they started, each with one."""
     patience_seconds: Annotated[float, AtLeast(5)] = 300.0
     """With several processes: seconds after which a process that is silent, or stays behind in a step, ends the
     training with exit code 75. Preparing data, validating and saving may take longer."""

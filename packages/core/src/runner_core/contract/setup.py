@@ -162,6 +162,8 @@ class Trainer(Protocol):
     """single, or the way in which several processes share a network: ddp, fsdp, hsdp."""
     undivided: Sequence[str]
     """Metrics whose parts cannot be joined: because of them, each of several processes validates the whole split."""
+    first_validates: bool
+    """True if the first of several processes validates alone; the others go through the same batches beside it."""
     faults: Sequence[Finding]
     """Known faults of the installed framework and libraries that this training meets."""
 

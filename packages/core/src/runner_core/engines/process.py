@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -24,6 +25,21 @@ def undisturbed() -> Iterator[Callable[[str], None]]:
             stack.callback(own.write, own.read())
 
         yield framework
+
+
+@contextmanager
+def unheard(descriptor: int) -> Iterator[None]:
+    """Suppress what a library by itself writes into standard output (1) or standard error (2)."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept, nowhere = os.dup(descriptor), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(kept, descriptor)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def process_of(framework: str) -> Any:

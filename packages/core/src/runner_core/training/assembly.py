@@ -126,7 +126,8 @@ def assemble(setup: Setup, data: Data, folder: Path, say: Say, *, validates: boo
     if setup.team.devices > 1:
         say(f"{setup.team.devices} devices train together: {trainer.strategy}; the first one validates")
     if setup.team.count > 1:
-        say(f"{setup.team.count} processes train together: {trainer.strategy}")
+        alone = "; the first one validates" if trainer.first_validates else ""
+        say(f"{setup.team.count} processes train together: {trainer.strategy}{alone}")
         if setup.config.train.strategy == "auto":
             for text in setup.config.exchanges_without_effect(trainer.strategy):
                 say(f"note: {text}")
@@ -210,7 +211,7 @@ def loaders(setup: Setup, data: Data, trainer: Trainer) -> Loaders:
         workers = min(1, config.train.workers)  # it is not augmented, and a second full set would cost memory
         size = config.validate.batch_size or config.train.batch_size
         common |= {"setting": "validate.batch_size"} if config.validate.batch_size else {}
-        common |= {} if trainer.undivided else {"rank": team.number, "ranks": team.count}
+        common |= {} if trainer.undivided or trainer.first_validates else {"rank": team.number, "ranks": team.count}
         validation = Loader(data.samples["validation"], batch_size=size, shuffle=False, workers=workers, **common)
         return Loaders(training, validation)
     except RunnerError:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from runner_core.base.errors import BadInput
 from runner_core.contract.team import Place
@@ -36,8 +37,10 @@ def in_place(number: int, count: int) -> dict[str, str]:
     return {"RANK": str(number), "LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(count)}
 
 
-def find_place(environment: Environment) -> Place | None:
+def find_place(environment: Environment, *, tensorflow: bool = False) -> Place | None:
     """Return this process's place among those of a launcher, or None if it is alone.
+
+    TF_CONFIG is a launcher's where `tensorflow` is true, and refused otherwise.
 
     Raises BadInput if the environment has only a part of what is needed, or is that of a launcher which would start
     several trainings that know nothing of each other.
@@ -46,9 +49,11 @@ def find_place(environment: Environment) -> Place | None:
         if _number(environment, launcher.count, 1) != 1:
             return _place(launcher, environment)
     if workers := _tensorflow_cluster(environment):
+        if tensorflow:
+            return _from_tensorflow(environment)
         raise BadInput(
-            f"TF_CONFIG in the environment names {workers} processes, and runner does not train with several of "
-            "TensorFlow's: each would train by itself. Start one process, without TF_CONFIG"
+            f"TF_CONFIG in the environment names {workers} processes, which is for Keras projects: each would train by "
+            "itself. Start one process, without TF_CONFIG"
         )
     if not any(launcher.count in environment for launcher in _LAUNCHERS):
         later = [own.number for own in _LAUNCHERS if environment.get(own.number, "").strip("0").isdecimal()]
@@ -173,3 +178,35 @@ def _tensorflow_cluster(environment: Environment) -> int:
     with suppress(ValueError, AttributeError, TypeError, KeyError):
         count = sum(map(len, json.loads(environment.get("TF_CONFIG", "{}"))["cluster"].values()))
     return count if count > 1 else 0
+
+
+def _from_tensorflow(environment: Environment) -> Place:
+    """Return the place that TF_CONFIG gives this process: the chief is the first one, workers follow.
+
+    All meet at the first one's address. Raises BadInput for a cluster that has other tasks.
+    """
+    content = json.loads(environment["TF_CONFIG"])
+    cluster, task = content["cluster"], content.get("task", {})
+    if others := sorted(set(cluster) - {"chief", "worker"}):
+        raise BadInput(
+            f"TF_CONFIG in the environment has tasks of the kind {', '.join(others)}: runner trains with a chief and "
+            "workers, or workers alone, all of which compute"
+        )
+    known = [(kind, index) for kind in ("chief", "worker") for index in range(len(cluster.get(kind, [])))]
+    own = (task.get("type"), _whole(task.get("index")))
+    if own not in known:
+        raise BadInput(f"TF_CONFIG in the environment names no task of this process among its {len(known)}: {task}")
+    kind, index = known[0]
+    address = cluster[kind][index]
+    if not str(address).rpartition(":")[2].isdecimal():
+        raise BadInput(f"TF_CONFIG in the environment: {address!r} is not HOST:PORT")
+    hosts = [str(cluster[kind][index]).rpartition(":")[0] for kind, index in known]
+    number = known.index(own)
+    beside = [other for other, host in enumerate(hosts) if host == hosts[number]]
+    return Place(number, len(known), beside.index(number), len(beside), f"tcp://{address}")
+
+
+def _whole(value: Any) -> int:
+    with suppress(TypeError, ValueError):
+        return int(value)
+    return -1

@@ -12,6 +12,7 @@ import keras
 from runner_core.config import TrainConfig
 from runner_core.contract import Array, Device
 from runner_core.contract.phases import Operation
+from runner_core.contract.team import Place
 
 if TYPE_CHECKING:
     from runner_core.engines.keras.replicas import Replicas
@@ -48,6 +49,24 @@ class Backend(Protocol):
 
     def spread(self, asked: str, count: int) -> None:
         """Let this process compute on `count` devices; raise BadInput if they are not there. Precedes `device`."""
+        ...
+
+    def take(self, asked: str, place: Place) -> None:
+        """Let this one of several processes compute on a device of its own; raise BadInput if there is none.
+
+        Precedes `device`.
+        """
+        ...
+
+    def meet(self, addresses: Sequence[str], number: int, patience: float) -> str:
+        """Compute as process `number` of those at these addresses; precedes everything but `device`.
+
+        Returns "", or which process could not be reached within `patience` seconds, and why.
+        """
+        ...
+
+    def unreachable(self, error: BaseException) -> bool:
+        """Return True if the error means that another process is gone."""
         ...
 
     def replicas(self, device: Device, count: int) -> Replicas:

@@ -20,13 +20,13 @@ from runner_core.contract.setup import Data, Setup
 from runner_core.contract.team import Alone, Place, Team
 from runner_core.engines import returned
 from runner_core.engines.export import describe
-from runner_core.engines.for_keras import refuse_several
 from runner_core.engines.keras.backend import Backend, OutOfDeviceMemory
 from runner_core.engines.keras.checkpoint import flatten, unflatten
 from runner_core.engines.keras.network import Bound, arrays, assign, build, named, put
 from runner_core.engines.keras.start import read_weights
 from runner_core.engines.keras.trainer import KerasTrainer
 from runner_core.engines.memory import network_too_large
+from runner_core.engines.team import GrpcTeam
 
 
 class KerasEngine:
@@ -60,10 +60,26 @@ class KerasEngine:
         return read_weights(file)
 
     def join(self, place: Place) -> Team:
-        """Compute on the devices of this process; raise BadInput if they are not there, or for several processes."""
-        refuse_several(self.config.train, place)
+        """Compute on the devices of this process, or meet the others; raise BadInput if devices are not there."""
+        if place.count > 1:
+            return self._team(place)
         self.backend.spread(self.config.train.device, place.devices)
         return Alone(place.devices)
+
+    def _team(self, place: Place) -> Team:
+        """Return the team of processes that compute together. Raises BadInput if they cannot reach each other."""
+        patience, backend = self.config.train.patience_seconds, self.backend
+        backend.take(self.config.train.device, place)
+        self.device()
+        team = GrpcTeam(place, patience, backend.unreachable)
+        failures = team.every(backend.meet(team.addresses, team.number, patience))
+        if any(failures):
+            known = "; ".join(f"process {n} on {m.host}: {a}" for n, (m, a) in enumerate(team.named()))
+            raise BadInput(
+                f"the {team.count} processes met, but not all reached each other's TensorFlow within {patience:g} s: "
+                f"{next(filter(None, failures))}. They serve it at {known}, so these ports must be open between them"
+            )
+        return team
 
     def state_of(self, setup: Setup, weights: Tensors, statistics: Statistics) -> State:
         """Return the state of a run whose network has just these weights; raise OtherWeights if they do not fit it.

@@ -15,6 +15,7 @@ from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.contract import Array, Device
 from runner_core.contract.phases import Operation
+from runner_core.contract.team import Place
 from runner_core.engines.device import cpu, gpu_number
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
 from runner_core.engines.keras.replicas import One
@@ -40,6 +41,15 @@ class Jax:
 
     def spread(self, asked: str, count: int) -> None:
         raise BadInput(f"train.devices {count}: only TensorFlow trains on several; leave KERAS_BACKEND unset")
+
+    def take(self, asked: str, place: Place) -> None:
+        raise BadInput("only TensorFlow trains in several processes; leave KERAS_BACKEND unset")
+
+    def meet(self, addresses: Sequence[str], number: int, patience: float) -> str:
+        return "JAX trains alone"
+
+    def unreachable(self, error: BaseException) -> bool:
+        return False
 
     def replicas(self, device: Device, count: int) -> One:
         return One()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.eager import context
 
 from runner_core.base.errors import BadInput
 from runner_core.contract import Tensors
@@ -83,8 +86,8 @@ class Mirrored:
         return keras.ops.cast(words, "int64") + tf.constant([self._number() << 32, 0], "int64")
 
     def mean(self, tensors: Sequence[Any]) -> list[Any]:
-        context = tf.distribute.get_replica_context()
-        return list(context.all_reduce(tf.distribute.ReduceOp.MEAN, list(tensors)))
+        here = tf.distribute.get_replica_context()
+        return list(here.all_reduce(tf.distribute.ReduceOp.MEAN, list(tensors)))
 
     def changed(self, variables: Iterable[keras.Variable]) -> list[keras.Variable]:
         return [v for v in variables if "float" in str(v.dtype) and self._is_local(v)]
@@ -100,9 +103,55 @@ class Mirrored:
         on_read = tf.VariableSynchronization.ON_READ
         return getattr(variable.value, "synchronization", None) == on_read and hasattr(variable.value, "values")
 
-    def _number(self) -> int:
+    def _number(self) -> Any:
         found = tf.distribute.get_replica_context().replica_id_in_sync_group
         return int(found if isinstance(found, int) else tf.get_static_value(found))
+
+
+class Workers(Mirrored):
+    """`Replicas` of one device in each of several processes; this process's batches are its share already.
+
+    It is made before TensorFlow computes anything.
+    """
+
+    def __init__(self, addresses: Sequence[str], number: int) -> None:
+        """Let process `number` of those that serve TensorFlow at `addresses` (HOST:PORT) exchange gradients."""
+        self.count, self._own = len(addresses), number
+        context.context().configure_coordination_service("")  # the team's heartbeat decides who is lost
+        collective_all_reduce_strategy.CollectiveAllReduceExtended._enable_check_health = False
+        workers = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": list(addresses)}), task_type="worker", task_id=number, rpc_layer="grpc"
+        )
+        ways = tf.distribute.experimental.CommunicationImplementation
+        way = ways.NCCL if tf.config.get_visible_devices("GPU") else ways.RING
+        options = tf.distribute.experimental.CommunicationOptions(implementation=way)
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(workers, options)
+
+    def reach(self, patience: float) -> str:
+        """Wait until every process answers; return "", or which one did not within `patience` seconds, and why."""
+        until = time.monotonic() + patience
+        for number in range(self.count):
+            while True:
+                try:
+                    context.context().check_collective_ops_peer_health(f"/job:worker/replica:0/task:{number}", 1000)
+                    break
+                except tf.errors.OpError as error:
+                    if time.monotonic() > until:
+                        return f"process {self._own} could not reach process {number}: {error.message.splitlines()[0]}"
+                time.sleep(0.05)
+        return ""
+
+    def share(self, arrays: Tensors) -> Tensors:
+        return arrays
+
+    def spread(self, variables: Iterable[keras.Variable]) -> None:
+        for variable in variables:
+            if variable.path.endswith(_STREAM) and self._is_local(variable):
+                (own,) = variable.value.values
+                own.assign(own % [1 << 32, own.dtype.max] + tf.constant([self._own << 32, 0], own.dtype))
+
+    def _number(self) -> int:
+        return self._own
 
 
 def _share(tensor: Any, number: int, count: int) -> Any:

@@ -22,11 +22,13 @@ from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.contract import Array, Device
 from runner_core.contract.phases import Operation
+from runner_core.contract.team import Place
 from runner_core.engines.device import cpu, gpu_number, refuse_missing_gpus, unusable
 from runner_core.engines.keras import graph
 from runner_core.engines.keras.backend import Function, OutOfDeviceMemory
-from runner_core.engines.keras.mirrored import Mirrored
+from runner_core.engines.keras.mirrored import Mirrored, Workers
 from runner_core.engines.keras.replicas import One, Replicas
+from runner_core.engines.process import unheard
 from runner_core.engines.usage import Gpu
 
 # Messages for a lack of memory from cuDNN, cuBLAS and XLA, whose errors are not ResourceExhaustedError.
@@ -42,6 +44,8 @@ class TensorFlow:
     def __init__(self) -> None:
         self._watch: _Watch | None = None
         self._devices = 1
+        self._workers: Workers | None = None
+        self._first = 0  # the GPU that stands for `train.device`
 
     def device(self, asked: str) -> Device:
         """Return the device, the only one that TensorFlow sees unless `spread` was called.
@@ -54,6 +58,7 @@ class TensorFlow:
         if index is None:
             _see([])
             return cpu(unseen if asked == "auto" else "")
+        index += self._first
         _see(gpus[index : index + self._devices])
         details = tf.config.experimental.get_device_details(gpus[index])
         ampere = details.get("compute_capability", (0, 0))[0] >= 8  # computes in bfloat16 and tf32
@@ -69,7 +74,26 @@ class TensorFlow:
         if asked == "cpu":
             _divide_processor(count)
 
+    def take(self, asked: str, place: Place) -> None:
+        found = tf.config.list_physical_devices("GPU")
+        unseen = "" if found else _unseen()
+        refuse_missing_gpus(place.count, place.local_count, asked, len(found), "TensorFlow", unseen)
+        self._first = place.local
+
+    def meet(self, addresses: Sequence[str], number: int, patience: float) -> str:
+        try:
+            with unheard(2):
+                self._workers = Workers(addresses, number)
+        except (tf.errors.OpError, RuntimeError) as error:
+            return f"process {number} could not start its server: {error}"
+        return self._workers.reach(patience)
+
+    def unreachable(self, error: BaseException) -> bool:
+        return isinstance(error, tf.errors.OpError) and "ollective" in str(error)
+
     def replicas(self, device: Device, count: int) -> Replicas:
+        if self._workers is not None:
+            return self._workers
         return One() if count == 1 else Mirrored("CPU" if device.kind == "cpu" else "GPU", count)
 
     def configure(self, config: TrainConfig, device: Device, tf32: bool) -> None:

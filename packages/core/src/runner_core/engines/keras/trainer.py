@@ -47,9 +47,10 @@ class KerasTrainer:
     """`Trainer` for Keras: a step is one call of a compiled function, and so is a block of steps."""
 
     undivided: Sequence[str] = ()
+    first_validates = True
 
     def __init__(self, setup: Setup, data: Data, steps: int, backend: Backend, xla: bool) -> None:
-        project, config = setup.project, setup.config.train
+        project, config, self._team = setup.project, setup.config.train, setup.team
         if config.steps_per_execution > 1 and not backend.blocks:
             raise BadInput("train.steps_per_execution: only TensorFlow takes several steps at once; leave it at 1")
         self.project, self.config = project, config
@@ -146,7 +147,8 @@ class KerasTrainer:
                 with self._observing():
                     return self._step(tensors, moment, rate)
             except OutOfDeviceMemory:
-                pass
+                if self._team.count > 1:  # the others have taken the step, or wait in it
+                    raise no_room("a step of several processes", self.config.batch_size) from None
             self._micro.shrink(tensors, moment, step)  # outside: the exception keeps the failed step's memory alive
             self._step = self._compile()
 
@@ -196,7 +198,7 @@ class KerasTrainer:
             values["nonfinite_step"], values["nonfinite_term"] = bad
         if self._seen is not None:
             values["precision_seen"] = dict(self._seen)
-        return values
+        return dict(self._team.share(values)) if self._team.count > 1 else values
 
     def checksum(self) -> int | None:
         """Return a number that changes with any bit of the trained weights, or None while the learning rate is 0.
@@ -213,8 +215,13 @@ class KerasTrainer:
     def validate(self, batches: Iterable[HostBatch]) -> dict[str, float]:
         """Return means over samples, metrics, and extremes of the decision; training's random streams are restored."""
         try:
+            if not self._team.first:
+                for batch in batches:  # in step with the first one, so that all meet a signal
+                    batch.release()
+                return dict(self._team.share(None))
             with self._undisturbed():
-                return self._validation(batches, Totals(self._validating), lambda batch: batch.release())
+                found = self._validation(batches, Totals(self._validating), lambda batch: batch.release())
+            return dict(self._team.share(found))
         except OutOfDeviceMemory:
             raise no_room("validation", self.config.batch_size) from None
 

@@ -15,10 +15,10 @@ from runner_core.base.errors import BadInput
 from runner_core.config import ExchangeConfig
 from runner_core.contract import Precision
 from runner_core.contract.project import Project
+from runner_core.engines.process import unheard
 from runner_core.engines.torch.around import Around, when
 from runner_core.engines.torch.precision import OBSERVED
 from runner_core.engines.torch.shards import gathered
-from runner_core.engines.torch.team import unheard
 
 LEAST_APART = 1 << 16
 """Least number of weights of a layer that is gathered in bfloat16; a smaller one stays with its unit, in float32."""
@@ -69,7 +69,7 @@ class Sharded:
             mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
         else:
             groups = distributed.get_world_size() // shards
-            with unheard():
+            with unheard(1):
                 mesh = init_device_mesh(device.type, (groups, shards), mesh_dim_names=("replicate", "shard"))
         self._network, self._exchange = network, exchange
         self._at_once = exchange.gradients == "step"

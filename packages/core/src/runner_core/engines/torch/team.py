@@ -6,11 +6,9 @@ import json
 import math
 import os
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +21,7 @@ from runner_core.base.errors import BadInput, PeerLost
 from runner_core.contract import Array, Arrays, Json
 from runner_core.contract.team import Place
 from runner_core.engines.heartbeat import Heartbeat, Member
+from runner_core.engines.process import unheard
 
 _WITHOUT_LIMIT = timedelta(days=30)
 """Timeout of exchanges between hosts: `Heartbeat` ends those that wait in vain."""
@@ -51,7 +50,7 @@ class TorchTeam:
         met = self._met()
         self._store = distributed.PrefixStore(f"attempt-{place.attempt}", met)
         self.members = self._introduced()
-        with unheard():
+        with unheard(1):
             self._connect(device)
         self._heartbeat = Heartbeat(self._store.clone(), place, self.members, patience, self._end)
         distributed.barrier(self._hosts)
@@ -151,7 +150,7 @@ class TorchTeam:
     def aside(self) -> Aside:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 
-        with unheard():
+        with unheard(1):
             group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=self._patience))
         _set_pg_timeout(_WITHOUT_LIMIT, group)  # the others may write for longer than gloo's half an hour
         return Aside(self.number, self.count, group, self._heartbeat)
@@ -296,17 +295,3 @@ def _addresses() -> str:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0][:200].rstrip(". ")
-
-
-@contextmanager
-def unheard() -> Iterator[None]:
-    """Suppress gloo's messages in standard output about connections."""
-    sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)

@@ -61,6 +61,7 @@ class TorchTrainer:
         self._rng = torch.Generator(device) if overrides(project, "on_device") else None
         self._log = TensorLog(read if team.count == 1 else Means(project, team))
         run_out = torch.OutOfMemoryError if team.count == 1 else Never
+        self.first_validates = False
         self.undivided: Sequence[str] = tuple(type(m).__name__ for m in metrics if not isinstance(m, Divisible))
         exchange = team.every_arrays if team.count > 1 and not self.undivided else None
         free = partial(accelerator.free, device)
