@@ -150,6 +150,16 @@ def test_the_only_process_of_a_keras_training_takes_all_gpus(
     assert (parameters["tasks_per_node"], parameters["gpus_per_node"]) == (1, 4)
 
 
+@pytest.mark.parametrize(("words", "tasks"), [(["--slurm.nodes", "2"], 4), (["--slurm.tasks", "2"], 2)])
+def test_several_processes_of_a_keras_training_take_one_gpu_each(
+    words: list[str], tasks: int, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner_core.testing.toy.Toy.framework", "keras")
+    (member,) = submit("--slurm.gpus", "4", *words).members
+    assert "--devices" not in member.words
+    assert submit.given["parameters"]["tasks_per_node"] == tasks  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     "words, text",
     [

@@ -63,9 +63,8 @@ def submit(project: str, parser: argparse.ArgumentParser, words: Sequence[str]) 
     with claimed(project, "submit", flags.submission) as folder:
         path = folder.absolute()
         # the only process that is started here takes all GPUs
-        devices = (
-            config.gpus if command == "train" and (executor == scheduler.LOCAL or parsed.framework == "keras") else 1
-        )
+        alone = executor == scheduler.LOCAL or (parsed.framework == "keras" and tasks * config.nodes == 1)
+        devices = config.gpus if command == "train" and alone else 1
         members = [m for values, one in several for m in _members(path, one, values, flags.parts, devices)]
         submission = Submission(path, project, command, executor, config.restarts, members)
         submission.save()
@@ -104,12 +103,11 @@ def _numbers(submission: Submission) -> list[str]:
 
 def tasks_for(parsed: ParsedCommand, config: Config, executor: str) -> int:
     """Return the number of processes on each machine. Raises BadInput where only one can work."""
-    together = parsed.command == "train" and parsed.framework == "torch"
+    together = parsed.command == "train"
     if not together and (config.nodes > 1 or (config.tasks or 1) > 1):
-        what = "a Keras project" if parsed.command == "train" else f"`{parsed.command}`"
         raise BadInput(
-            f"slurm.nodes is {config.nodes} and slurm.tasks is {config.tasks or 1}, and {what} runs in one process: "
-            "leave both out (--parts divides the work of a command that can)"
+            f"slurm.nodes is {config.nodes} and slurm.tasks is {config.tasks or 1}, and `{parsed.command}` runs in one "
+            "process: leave both out (--parts divides the work of a command that can)"
         )
     if executor == scheduler.LOCAL:
         if config.tasks not in (None, 1):
@@ -117,7 +115,8 @@ def tasks_for(parsed: ParsedCommand, config: Config, executor: str) -> int:
                 "slurm.tasks is for SLURM: on this machine, --devices or --slurm.gpus says how many processes"
             )
         return 1
-    tasks = config.tasks or (max(1, config.gpus) if together else 1)
+    each = together and (parsed.framework == "torch" or config.nodes > 1)  # one Keras process takes all of a machine
+    tasks = config.tasks or (max(1, config.gpus) if each else 1)
     if together and tasks * config.nodes > 1 and parsed.settings.train.devices not in (1, tasks * config.nodes):
         raise BadInput(
             f"train.devices is {parsed.settings.train.devices}, and SLURM starts {tasks * config.nodes} processes: "
