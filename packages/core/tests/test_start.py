@@ -269,7 +269,7 @@ def test_several_processes_start_from_the_weights_that_a_settings_file_names(
         seen.append((start_new(name, command, TrainOptions, rest), count))
         return 2
 
-    monkeypatch.setattr("runner_core.cli.train.launch", launch)
+    monkeypatch.setattr("runner_core.cli.launch.launch", launch)
     Path("s.yaml").write_text("project: toy\nfrom: parent\n", encoding="utf-8")
     for more in ({"config": "s.yaml"}, {"from_": "parent"}, {}):
         with pytest.raises(BadInput, match="ended with code 2"):
