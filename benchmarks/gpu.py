@@ -1,11 +1,12 @@
 """Every installed project on this machine's GPU: steps, memory, samples a second, and how near that is to the limit.
 
-    python benchmarks/gpu.py [--out DIR] [--seconds 510] [--device cuda|pretend] [PROJECT …]
+    python benchmarks/gpu.py [--out DIR] [--seconds 510] [--steps 5] [--data DIR] [--device cuda|pretend] [PROJECT …]
 
 Runs from a source checkout too, where nothing is installed but the frameworks. Each case is a process of its own with a
 slice of the time; what cannot run, or found no time, is listed with the reason. What was measured is kept in
 DIR/gpu-cases.jsonl: after a kill, or where time ran out, the same line goes on. Writes DIR/gpu.json and DIR/gpu.md;
-from benchmarks/results (the default) `python -m benchmarks --render` takes it into docs/benchmarks.md.
+from benchmarks/results (the default) `python -m benchmarks --render` takes it into docs/benchmarks.md. Where a GPU's time
+is short, `--prepare --data DIR` first writes the records and caches them, without using the GPU.
 
 A project comes in by being there: its preset `default` on its phantom, in the variants below. Cases of its own are in
 benchmarks/gpu_PROJECT.py: `CASES`, a list of `Case`, importable without a framework; and `DATA`, which writes the
@@ -20,6 +21,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,18 +39,19 @@ _SOURCES = [str(ROOT), *map(str, sorted(ROOT.glob("packages/*/src")))]
 sys.path[:] = [*_SOURCES, *(path for path in sys.path if path != str(ROOT / "benchmarks"))]
 
 from runner_core.base.writing import replace_text  # noqa: E402
+from runner_core.training.data import open_data  # noqa: E402
 
-from benchmarks.gpucase import COPY, Case, find_projects, limits, measure  # noqa: E402
+from benchmarks.gpucase import COPY, Case, find_projects, limits, measure, setup_of  # noqa: E402
 from benchmarks.harness import Cell, Result, Table, machine, number, versions  # noqa: E402
 from benchmarks.page import RESULTS, keep, section  # noqa: E402
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "torch": {
         "preset": {},
+        "compile": {"train.compile": "on"},
+        "channels_last": {"train.channels_last": "on"},
         "float32": {"precision.mode": "float32"},
         "tf32": {"precision.mode": "tf32"},
-        "channels_last": {"train.channels_last": "on"},
-        "compile": {"train.compile": "on"},
         "compile, channels_last": {"train.compile": "on", "train.channels_last": "on"},
     },
     "keras": {
@@ -67,6 +71,9 @@ def main() -> int:
     parser.add_argument("projects", nargs="*", help="default: all")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--seconds", type=float, default=510, help="for everything")
+    parser.add_argument("--steps", type=float, default=5, metavar="SECONDS", help="for a case's steps, at most")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="records and caches are kept there, else nowhere")
+    parser.add_argument("--prepare", action="store_true", help="only write --data")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--quick", action="store_true", help="preset demo, few variants and steps: does it work?")
     parser.add_argument("--case", nargs=2, metavar=("PROJECT", "NAME"), help=argparse.SUPPRESS)  # the process of a case
@@ -74,6 +81,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.case:
         return run_case(options)
+    if options.prepare:
+        return prepare(options)
     before, end = machine(), time.monotonic() + options.seconds
     cases, left_out = list_cases(options.projects, options.quick)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -81,6 +90,7 @@ def main() -> int:
     found: dict[Case, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         options.scratch = Path(scratch)
+        options.data = options.data or options.scratch / "data"
         limit = kept(Case(LIMITS, LIMITS), lambda case: in_a_process(case, options, min(LEAST, options.seconds)))
         for place, case in enumerate(cases):
             remaining = end - time.monotonic()
@@ -150,7 +160,7 @@ class Kept:
 
 
 def list_cases(chosen: Sequence[str], quick: bool) -> tuple[list[Case], dict[str, str]]:
-    """Every project's first variant before any project's second; and who cannot run here, with the reason."""
+    """Every project's first case before any project's second; and who cannot run here, with the reason."""
     columns: list[list[Case]] = []
     left_out: dict[str, str] = {}
     for name, plugin in find_projects().items():
@@ -169,7 +179,8 @@ def list_cases(chosen: Sequence[str], quick: bool) -> tuple[list[Case], dict[str
         data = None if quick else getattr(module, "DATA", None)
         cases = [Case(name, variant, settings, data=data) for variant, settings in variants]
         own = [case for case in getattr(module, "CASES", ()) if case.measure is not None or not quick]
-        columns.append(cases[:1] + own + cases[1:])
+        between = zip_longest(own, cases[1:])
+        columns.append(cases[:1] + [case for pair in between for case in pair if case is not None])
     longest = max(map(len, columns), default=0)
     return [column[i] for i in range(longest) for column in columns if i < len(column)], left_out
 
@@ -188,7 +199,8 @@ def in_a_process(case: Case, options: argparse.Namespace, seconds: float) -> dic
     out = options.scratch / "case.json"
     out.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--case", case.project, case.name, "--scratch", str(options.scratch)]
-    command += ["--device", options.device, "--seconds", str(seconds), *["--quick"] * options.quick]
+    command += ["--data", str(options.data), "--steps", str(options.steps), *["--quick"] * options.quick]
+    command += ["--device", options.device, "--seconds", str(seconds)]
     with (options.scratch / "case.err").open("w+", encoding="utf-8") as said:
         process = subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True)
         try:
@@ -200,7 +212,9 @@ def in_a_process(case: Case, options: argparse.Namespace, seconds: float) -> dic
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         said.seek(0)
-        last = (said.read().strip().splitlines() or [f"ended with code {code}"])[-1]
+        lines = said.read().strip().splitlines() or [f"ended with code {code}"]
+    errors = [line for line in lines if re.match(r"\S*(Error|Exception|Unsupported)\b", line)]
+    last = (errors or lines)[-1]
     return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"fault": last[:300]}
 
 
@@ -213,10 +227,23 @@ def run_case(options: argparse.Namespace) -> int:
         values = limits(options.device, options.quick)
     else:
         case = next(c for c in list_cases([project], options.quick)[0] if c.name == name)
-        steps_for = 0.5 if options.quick else min(5.0, options.seconds / 8)
+        steps_for = 0.5 if options.quick else min(options.steps, options.seconds / 8)
         with contextlib.redirect_stdout(sys.stderr):
-            values = measure(case, options.device, options.scratch / "cache", steps_for, options.quick)
+            values = measure(case, options.device, options.data, steps_for, options.quick)
     (options.scratch / "case.json").write_text(json.dumps(values), encoding="utf-8")
+    return 0
+
+
+def prepare(options: argparse.Namespace) -> int:
+    """Write the records of all cases, and the caches of their presets, into `options.data`; return an exit code."""
+    if options.data is None:
+        sys.exit("--prepare needs --data DIR")
+    seen = set[tuple[str, str, Any]]()
+    for case in list_cases(options.projects, options.quick)[0]:
+        if case.measure is None and (of := (case.project, case.preset, case.data)) not in seen:
+            seen.add(of)
+            open_data(setup_of(case, "cpu", options.data, options.quick), lambda text: None)
+            print(f"{case.project}: written", flush=True)
     return 0
 
 

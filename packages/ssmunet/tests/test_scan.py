@@ -71,7 +71,7 @@ def results(arguments, how):
     """The output and the gradients of a sum with weights of all sizes, by name."""
     tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     y = selective_scan(**arguments, how=how)
-    weights = torch.cos(torch.arange(y.numel())).bfloat16().view_as(y).to(y.dtype)  # the same in every dtype
+    weights = torch.cos(torch.arange(y.numel())).bfloat16().view_as(y).to(y)  # the same in every dtype
     gradients = torch.autograd.grad(y, list(tensors.values()), weights)
     return {"y": y.detach(), **dict(zip(tensors, gradients, strict=True))}
 
