@@ -5,8 +5,8 @@
 Runs from a source checkout too, where nothing is installed but the frameworks. Each case is a process of its own with a
 slice of the time; what cannot run, or found no time, is listed with the reason. What was measured is kept in
 DIR/gpu-cases.jsonl: after a kill, or where time ran out, the same line goes on. Writes DIR/gpu.json and DIR/gpu.md;
-from benchmarks/results (the default) `python -m benchmarks --render` takes it into docs/benchmarks.md. Where a GPU's time
-is short, `--prepare --data DIR` first writes the records and caches them, without using the GPU.
+from benchmarks/results (the default) `python -m benchmarks --render` takes it into docs/benchmarks.md. Where a GPU's
+time is short, `--prepare --data DIR` first writes the records and caches them, without using the GPU.
 
 A project comes in by being there: its preset `default` on its phantom, in the variants below. Cases of its own are in
 benchmarks/gpu_PROJECT.py: `CASES`, a list of `Case`, importable without a framework; and `DATA`, which writes the

@@ -1,7 +1,7 @@
 """A torch project's training, validation, prediction and export on an accelerator; prints JSON.
 
-`rehearse.py PROJECT FOLDER` takes the pretended accelerator of the core's tests, which PyTorch keeps for good: so it is a
-script. `rehearse.py PROJECT FOLDER cuda` takes a GPU, where waits and early frees are not counted.
+`rehearse.py PROJECT FOLDER` takes the pretended accelerator of the core's tests, which PyTorch keeps for good: so it is
+a script. `rehearse.py PROJECT FOLDER cuda` takes a GPU, where waits and early frees are not counted.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The torch engine's whole path on an accelerator; a script, because PyTorch keeps the pretended one for good.
 
-`engine.py` runs on the pretended accelerator, `engine.py cuda` on a GPU. It prints {check: what went wrong, or ""}. Each
-check is a function below; test_pretend.py and tests/test_on_gpu.py ask for all. On a GPU the numbers are compared with
-the CPU's within rounding, and what only the pretended one can show is left out.
+`engine.py` runs on the pretended accelerator, `engine.py cuda` on a GPU. It prints {check: what went wrong, or ""}.
+Each check is a function below; test_pretend.py and tests/test_on_gpu.py ask for all. On a GPU the numbers are compared
+with the CPU's within rounding, and what only the pretended one can show is left out.
 """
 
 from __future__ import annotations
