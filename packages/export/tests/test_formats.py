@@ -233,6 +233,45 @@ def test_arrays_that_no_network_takes_are_named(exported: Exported) -> None:
         infer({"picture": np.zeros((1, 16, 16), np.float32)})
 
 
+def test_a_script_goes_on_after_a_file_that_it_refuses_and_writes_over_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loop of every predict.py: failures are named on the standard error and give exit code 2."""
+    (tmp_path / "predict.json").write_text('{"factor": 3}')
+    monkeypatch.setattr(session, "__file__", str(tmp_path / "session.py"))
+    monkeypatch.setattr(session, "load", lambda threads: lambda arrays: {"prediction": arrays["x"] * threads})
+    script = session.Script("About it.", "scan", "masks", files=".txt", done="read")
+
+    def found(path: Path, infer: session.Infer, settings: dict[str, Any]) -> int:
+        return int(infer({"x": np.array(int(path.read_text()))})["prediction"]) * int(settings["factor"])
+
+    def written(path: Path, number: int) -> str:
+        path.write_text(str(number))
+        return f"{number} voxels"
+
+    def run(*words: str | Path) -> int:
+        return script.run(script.parser.parse_args(list(map(str, words))), lambda path: path.name, found, written)
+
+    for name, text in (("a/1", "5"), ("a/2", "five"), ("b/1", "6"), ("b/3", "7")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as refused:
+        run(tmp_path / "a/1", tmp_path / "b/1", "--out", out)
+    assert refused.value.code == 2
+    assert "two scans have the same name, and so would their masks" in capsys.readouterr().err
+    assert not out.exists()
+    assert run(tmp_path / "a/1", "--out", out, "--threads", "2") == 0
+    assert run(tmp_path / "a/2", tmp_path / "c", tmp_path / "b/3", "--out", out, "--threads", "1") == 2
+    said = capsys.readouterr()
+    assert said.out == f"{out / '1'}: 30 voxels\n{out / '3'}: 21 voxels\n"
+    assert f"not read: {tmp_path / 'a/2'}: invalid literal" in said.err
+    assert said.err.count(str(tmp_path / "c")) == 1
+    assert run(tmp_path / "a/1", "--out", tmp_path / "a") == 2
+    assert "it would be overwritten; name another folder with --out" in capsys.readouterr().err
+    assert (tmp_path / "a/1").read_text() == "5"
+
+
 def test_openvino_reports_to_nobody(tmp_path: Path) -> None:
     if find_spec("openvino") is None:
         pytest.skip("OpenVINO is not installed")

@@ -91,14 +91,3 @@ def test_what_the_script_does_not_know_is_said() -> None:
     assert found.missing == (
         "the script does not know predict.along_sheets and predict.thickness, data.normalise volume"
     )
-
-
-def test_two_volumes_of_one_name_are_refused_before_anything_is_predicted(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["predict.py", "a/1.npy", "b/1.npy", "--out", str(tmp_path / "masks")])
-    with pytest.raises(SystemExit) as refused:
-        script.main()
-    assert refused.value.code == 2
-    assert "two volumes have the same name" in capsys.readouterr().err
-    assert not (tmp_path / "masks").exists()

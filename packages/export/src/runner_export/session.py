@@ -1,4 +1,4 @@
-"""Run an exported network: arrays by name in, arrays by name out.
+"""Run an exported network: arrays by name in, arrays by name out; `Script` is the command line of a predict.py.
 
 Needs NumPy, and for model.onnx onnxruntime, for model.xml openvino, for model.pt2 torch, for model.keras keras with a
 backend of its own (it alone chooses how many threads). `runner PROJECT export` writes
@@ -7,18 +7,20 @@ this file beside the network, with export.json, which says what goes in and what
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
 Infer = Callable[[Arrays], Arrays]
+Found = TypeVar("Found")
 Runtime = Callable[[Path, Sequence[str], Sequence[str], int], Infer]
 """Opens a file with a network, given the names of its inputs and outputs and the number of threads."""
 
@@ -151,3 +153,54 @@ _OPEN: dict[str, Runtime] = {
     ".xml": open_openvino,
     ".pt2": _torch,
 }
+
+
+class Script:
+    """The command line of a project's predict.py: files in, a file for each in the folder `--out`.
+
+    `item` is the word for one of the files ("scan"), `results` the word for what is written ("masks"), `files` says in
+    `--help` which files are read, and `done` is the verb of a failure ("not predicted"). `parser` takes more arguments.
+    """
+
+    def __init__(self, about: str | None, item: str, results: str, *, files: str, done: str = "predicted") -> None:
+        self.item, self.results, self.done = item, results, done
+        self.parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.parser.add_argument("files", nargs="+", type=Path, metavar=item.upper(), help=files)
+        self.parser.add_argument("--out", type=Path, required=True, help=f"folder for the {results}")
+        self.parser.add_argument("--threads", type=int, default=0, help="processor cores; 0: all")
+
+    def run(
+        self,
+        options: argparse.Namespace,
+        name: Callable[[Path], str],
+        predict: Callable[[Path, Infer, dict[str, Any]], Found],
+        write: Callable[[Path, Found], str],
+    ) -> int:
+        """Predict each file, write what was found, and return the exit code: 2 if a file could not be predicted.
+
+        `name` names the result of a file; `predict` gets a file, the network beside this module, and predict.json;
+        `write` gets the result's path and what was found, and returns what the screen says of it. A file that `predict`
+        refuses with ValueError, or that cannot be read, is named on the standard error, and the others are predicted.
+        """
+        targets = [options.out / name(path) for path in options.files]
+        if len({*targets}) < len(targets):
+            self.parser.error(
+                f"two {self.item}s have the same name, and so would their {self.results}: "
+                "predict them into folders of their own"
+            )
+        settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
+        infer = load(threads=options.threads)
+        options.out.mkdir(parents=True, exist_ok=True)
+        failed = 0
+        for path, target in zip(options.files, targets, strict=True):
+            try:
+                if target.resolve() == path.resolve():
+                    raise ValueError("it would be overwritten; name another folder with --out")
+                found = predict(path, infer, settings)
+            except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+                failed += 1
+                where = "" if isinstance(error, OSError) and error.filename else f"{path}: "
+                print(f"not {self.done}: {where}{error}", file=sys.stderr)
+                continue
+            print(f"{target}: {write(target, found)}")
+        return 2 if failed else 0

@@ -9,9 +9,7 @@ For research, not for diagnosis.
 
 from __future__ import annotations
 
-import argparse
 import gzip
-import json
 import struct
 import sys
 import zlib
@@ -184,10 +182,10 @@ def read(path: Path) -> Scan:
     try:
         content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: truncated or damaged ({error})") from error
+        raise ValueError(f"truncated or damaged ({error})") from error
     order = "<" if content[:4] == struct.pack("<i", 348) else ">"
     if len(content) < 352 or struct.unpack(f"{order}i", content[:4])[0] != 348 or content[344:348] != b"n+1\0":
-        raise ValueError(f"{path}: not a single-file NIfTI-1 (.nii, .nii.gz)")
+        raise ValueError("not a single-file NIfTI-1 (.nii, .nii.gz)")
 
     def value(form: str, offset: int) -> tuple[Any, ...]:
         return struct.unpack_from(order + form, content, offset)
@@ -198,7 +196,7 @@ def read(path: Path) -> Scan:
         shape = shape[:3]
     kind = _TYPES.get(value("h", 70)[0])
     if len(shape) != 3 or kind is None:
-        raise ValueError(f"{path}: shape {shape}, type {value('h', 70)[0]}: one volume of grey values is needed")
+        raise ValueError(f"shape {shape}, type {value('h', 70)[0]}: one volume of grey values is needed")
     offset, slope, intercept = (float(number) for number in value("3f", 108))
     voxels = np.frombuffer(content, np.dtype(order + kind), int(np.prod(shape)), max(352, int(offset)))
     voxels = voxels.reshape(shape, order="F")
@@ -206,7 +204,7 @@ def read(path: Path) -> Scan:
         voxels = voxels * np.float64(slope) + np.float64(intercept)
     voxels = voxels.astype(np.float32)
     if not np.isfinite(voxels).all() or voxels.min() == voxels.max():
-        raise ValueError(f"{path}: voxels that are not finite, or all equal")
+        raise ValueError("voxels that are not finite, or all equal")
     qform, sform = value("2h", 252)
     if sform > 0:
         affine = np.eye(4)
@@ -214,9 +212,9 @@ def read(path: Path) -> Scan:
     elif qform > 0:
         affine = _quaternion(value("8f", 76), value("6f", 256))
     else:
-        raise ValueError(f"{path}: neither qform nor sform, so that left and right are unknown")
+        raise ValueError("neither qform nor sform, so that left and right are unknown")
     if (unit := _MILLIMETRES.get(content[123] & 7)) is None:
-        raise ValueError(f"{path}: its header's unit of length is none of NIfTI's")
+        raise ValueError("its header's unit of length is none of NIfTI's")
     return Scan(content[:348], order, affine, unit, voxels)
 
 
@@ -254,29 +252,17 @@ def _stem(path: Path) -> str:
 
 def main() -> int:
     """Predict the scans that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scans", nargs="+", type=Path, metavar="SCAN", help=".nii or .nii.gz")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the masks")
-    parser.add_argument("--threads", type=int, default=0, help="processor cores; 0: all")
-    options = parser.parse_args()
-    targets = [options.out / f"{_stem(path)}_brainmask.nii.gz" for path in options.scans]
-    if len({*targets}) < len(targets):
-        parser.error("two scans have the same name, and so would their masks: predict them into folders of their own")
-    settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
-    infer = session.load(threads=options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for path, target in zip(options.scans, targets, strict=True):
-        try:
-            scan = read(path)
-            mask = predict(scan, infer, settings)
-        except (OSError, ValueError) as error:
-            failed += 1
-            print(f"not predicted: {error}", file=sys.stderr)
-            continue
-        write(scan, mask, target)
-        print(f"{target}: {np.count_nonzero(mask)} voxels")
-    return 2 if failed else 0
+
+    def found(path: Path, infer: Infer, settings: Settings) -> tuple[Scan, Array]:
+        scan = read(path)
+        return scan, predict(scan, infer, settings)
+
+    def written(path: Path, found: tuple[Scan, Array]) -> str:
+        write(*found, path)
+        return f"{np.count_nonzero(found[1])} voxels"
+
+    script = session.Script(__doc__, "scan", "masks", files=".nii or .nii.gz")
+    return script.run(script.parser.parse_args(), lambda path: f"{_stem(path)}_brainmask.nii.gz", found, written)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,7 @@ For research, not for diagnosis.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,28 +80,16 @@ def read(path: Path, settings: Settings) -> tuple[Array, list[int]]:
 
 def main() -> int:
     """Embed the fields that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("fields", nargs="+", type=Path, metavar="FIELD", help=".npy or .npz")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the embeddings")
-    parser.add_argument("--threads", type=int, default=0, help="processor cores; 0: all")
-    options = parser.parse_args()
-    targets = [options.out / f"{path.stem}_embeddings.npz" for path in options.fields]
-    if len({*targets}) < len(targets):
-        parser.error("two fields have the same name, and so would their embeddings: give them folders of their own")
-    settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
-    infer = session.load(threads=options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for path, target in zip(options.fields, targets, strict=True):
-        try:
-            found = predict(*read(path, settings), infer, settings)
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-            failed += 1
-            print(f"not embedded: {path}: {error}", file=sys.stderr)
-            continue
-        np.savez_compressed(target, **found)  # type: ignore[arg-type]  # NumPy 1.26 would store allow_pickle
-        print(f"{target}: {len(found['windows'])} windows")
-    return 2 if failed else 0
+
+    def found(path: Path, infer: Infer, settings: Settings) -> dict[str, Array]:
+        return predict(*read(path, settings), infer, settings)
+
+    def written(path: Path, found: dict[str, Array]) -> str:
+        np.savez_compressed(path, **found)  # type: ignore[arg-type]  # NumPy 1.26 would store allow_pickle
+        return f"{len(found['windows'])} windows"
+
+    script = session.Script(__doc__, "field", "embeddings", files=".npy or .npz", done="embedded")
+    return script.run(script.parser.parse_args(), lambda path: f"{path.stem}_embeddings.npz", found, written)
 
 
 if __name__ == "__main__":

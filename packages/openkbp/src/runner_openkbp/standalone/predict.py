@@ -12,8 +12,6 @@ For research only: no prediction may be used to treat a patient.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -101,30 +99,19 @@ def write(path: Path, dose: Array) -> None:
 
 def main() -> int:
     """Predict the patients that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("patients", nargs="+", type=Path, metavar="PATIENT", help="folder of CSV files")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the doses")
-    parser.add_argument("--threads", type=int, default=0, help="processor cores; 0: all")
-    options = parser.parse_args()
-    targets = [options.out / f"{path.resolve().name}.csv" for path in options.patients]
-    if len({*targets}) < len(targets):
-        parser.error("two patients have the same name, and so would their doses: give them folders of their own")
-    settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
-    infer = session.load(threads=options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for path, target in zip(options.patients, targets, strict=True):
-        try:
-            dose = predict(*read(path), infer, settings)
-            if not np.isfinite(dose).all():
-                raise ValueError("the dose is NaN or infinite in places")
-        except (OSError, ValueError) as error:
-            failed += 1
-            print(f"not predicted: {path}: {error}", file=sys.stderr)
-            continue
-        write(target, dose)
-        print(f"{target}: up to {dose.max():.1f} Gy")
-    return 2 if failed else 0
+
+    def found(path: Path, infer: Infer, settings: Settings) -> Array:
+        dose = predict(*read(path), infer, settings)
+        if not np.isfinite(dose).all():
+            raise ValueError("the dose is NaN or infinite in places")
+        return dose
+
+    def written(path: Path, dose: Array) -> str:
+        write(path, dose)
+        return f"up to {dose.max():.1f} Gy"
+
+    script = session.Script(__doc__, "patient", "doses", files="folder of CSV files")
+    return script.run(script.parser.parse_args(), lambda path: f"{path.resolve().name}.csv", found, written)
 
 
 if __name__ == "__main__":

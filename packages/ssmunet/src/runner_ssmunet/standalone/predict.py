@@ -15,10 +15,7 @@ For research, not for diagnosis.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,29 +215,18 @@ def _finite(spectra: Array, tissue: Array | None, wavenumbers: Array) -> tuple[A
 
 def main() -> int:
     """Predict the cores that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cores", nargs="+", type=Path, metavar="CORE", help=".npz or .npy")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the classes")
-    parser.add_argument("--wavenumbers", type=Path, help="axis (cm⁻¹) of the .npy files")
-    parser.add_argument("--threads", type=int, default=0, help="processor cores; 0: all")
-    options = parser.parse_args()
-    targets = [options.out / f"{path.stem}_classes.npz" for path in options.cores]
-    if len({*targets}) < len(targets):
-        parser.error("two cores have the same name, and so would their classes: predict them into folders of their own")
-    settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
-    infer = session.load(threads=options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for path, target in zip(options.cores, targets, strict=True):
-        try:
-            found = predict(read(path, options.wavenumbers, settings), infer, settings)
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-            failed += 1
-            print(f"not predicted: {path}: {error}", file=sys.stderr)
-            continue
-        np.savez_compressed(target, **found)  # type: ignore[arg-type]  # NumPy 1.26 would store allow_pickle
-        print(f"{target}: {np.count_nonzero(found['classes'])} pixels")
-    return 2 if failed else 0
+    script = session.Script(__doc__, "core", "classes", files=".npz or .npy")
+    script.parser.add_argument("--wavenumbers", type=Path, help="axis (cm⁻¹) of the .npy files")
+    options = script.parser.parse_args()
+
+    def found(path: Path, infer: Infer, settings: Settings) -> dict[str, Array]:
+        return predict(read(path, options.wavenumbers, settings), infer, settings)
+
+    def written(path: Path, found: dict[str, Array]) -> str:
+        np.savez_compressed(path, **found)  # type: ignore[arg-type]  # NumPy 1.26 would store allow_pickle
+        return f"{np.count_nonzero(found['classes'])} pixels"
+
+    return script.run(options, lambda path: f"{path.stem}_classes.npz", found, written)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ are in predict.json.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -116,36 +114,22 @@ def read(path: Path) -> Array:
     """Return a volume as uint8. Raises ValueError for a file that is none."""
     volume: Array = np.load(path, allow_pickle=False)
     if volume.ndim != 3 or volume.dtype not in (np.uint8, np.uint16):
-        raise ValueError(f"{path}: a volume (depth, height, width) of uint8 or uint16 is needed, not {volume.dtype}")
+        raise ValueError(f"a volume (depth, height, width) of uint8 or uint16 is needed, not {volume.dtype}")
     return volume if volume.dtype == np.uint8 else (volume >> 8).astype(np.uint8)
 
 
 def main() -> int:
     """Predict the volumes that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("volumes", nargs="+", type=Path, metavar="VOLUME", help=".npy")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the masks")
-    parser.add_argument("--threads", type=int, default=0, help="processor cores; 0: all")
-    options = parser.parse_args()
-    targets = [options.out / f"{path.stem}.npy" for path in options.volumes]
-    if len({*targets}) < len(targets):
-        parser.error("two volumes have the same name, and so would their masks: predict them into folders of their own")
-    settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
-    infer = session.load(threads=options.threads)
-    options.out.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for path, target in zip(options.volumes, targets, strict=True):
-        try:
-            if target.resolve() == path.resolve():
-                raise ValueError(f"{path}: it would be overwritten; name another folder with --out")
-            mask = predict(read(path), infer, settings)
-        except (OSError, EOFError, ValueError) as error:
-            failed += 1
-            print(f"not predicted: {error}", file=sys.stderr)
-            continue
-        np.save(target, mask, allow_pickle=False)
-        print(f"{target}: {np.count_nonzero(mask)} voxels")
-    return 2 if failed else 0
+
+    def found(path: Path, infer: Infer, settings: Settings) -> Array:
+        return predict(read(path), infer, settings)
+
+    def written(path: Path, mask: Array) -> str:
+        np.save(path, mask, allow_pickle=False)
+        return f"{np.count_nonzero(mask)} voxels"
+
+    script = session.Script(__doc__, "volume", "masks", files=".npy")
+    return script.run(script.parser.parse_args(), lambda path: f"{path.stem}.npy", found, written)
 
 
 if __name__ == "__main__":
