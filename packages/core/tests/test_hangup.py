@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runner_core.base import progress
-from runner_core.training.signals import outlive_terminal
+from runner_core.training.signals import HANDLED, Signals, outlive_terminal
 
 
 @pytest.mark.torch
@@ -44,6 +45,26 @@ def test_the_handler_from_before_comes_back() -> None:
     with outlive_terminal():
         signal.raise_signal(signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) == before
+
+
+def test_a_ctrl_c_while_handlers_come_back_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    original = signal.signal
+
+    def interrupted(number: int, handler: Any) -> Any:
+        found = original(number, handler)
+        if number == signal.SIGINT and handler == before[signal.SIGINT]:
+            raise KeyboardInterrupt
+        return found
+
+    try:
+        with pytest.raises(KeyboardInterrupt), Signals():  # noqa: PT012
+            assert all(signal.getsignal(number) != handler for number, handler in before.items())
+            monkeypatch.setattr(signal, "signal", interrupted)
+        assert {number: signal.getsignal(number) for number in HANDLED} == before
+    finally:
+        for number, handler in before.items():
+            original(number, handler)
 
 
 class Terminal(io.StringIO):

@@ -193,29 +193,60 @@ def test_every_spelling_of_a_setting(here: Path) -> None:
     assert given["train"] == {"epochs": 7}
 
 
-@torch_only
-def test_an_interrupted_cell_saves_and_returns(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def interrupt() -> None:
-        log = here / "run/log.jsonl"
-        deadline = time.monotonic() + 120
-        while not log.exists() or '"event": "train"' not in log.read_text():
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+CELLS = """
+import sys
+import runner_core as runner
+if sys.argv[1] == "late":
+    import signal
+    from runner_core.training import run as training
+    close = training._Run.close
+    def interrupted(run):
+        signal.raise_signal(signal.SIGINT)
+        close(run)
+    training._Run.close = interrupted
+epochs = {"stop": 100_000, "late": 2}[sys.argv[1]]
+settings = {"train.threads": 1, "log.every": 1, "train.steps_per_epoch": 3}
+run = runner.train("toy", run_dir="run", epochs=epochs, **settings)
+print("cell 1:", run.status, run.summary["steps"])
+try:
+    runner.train("toy", resume=run.path, lr=7.0)
+except runner.BadInput as error:
+    print("cell 2:", error)
+"""
+"""A program of its own, as a notebook's kernel is: no signal may reach the process of the tests."""
 
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    run = runner.train("toy", run_dir="run", epochs=500, **{"train.threads": 1, "log.every": 1})
-    thread.join()
+
+@torch_only
+def test_an_interrupted_cell_saves_and_returns(here: Path) -> None:
+    (here / "cells.py").write_text(CELLS)
+    log = here / "run/log.jsonl"
+    with subprocess.Popen([sys.executable, "cells.py", "stop"], stdout=subprocess.PIPE, text=True) as kernel:
+        try:
+            while kernel.poll() is None and not (log.exists() and '"event": "train"' in log.read_text()):
+                time.sleep(0.05)
+            kernel.send_signal(signal.SIGINT)
+            said = kernel.communicate(timeout=300)[0]
+        finally:
+            kernel.kill()
+    assert kernel.returncode == 0
+    run = runner.open(here / "run")
     assert run.status == "stopped"
+    assert f"cell 1: stopped {run.summary['steps']}\n" in said
+    assert "cell 2: " in said
+    assert "train.learning_rate: 0.01 in the run, 7.0 now" in said
+    assert "resume with" in said
     assert list((run.path / "checkpoints").glob("step-*"))
-    assert "resume" in capfd.readouterr().out
-    steps = run.summary["steps"]
-    with pytest.raises(runner.BadInput, match=r"train\.learning_rate: 0\.01 in the run, 7.0 now"):
-        runner.train("toy", resume=run.path, lr=7.0)
-    again = runner.open(run.path)
-    assert again.summary["steps"] == steps
+
+
+@torch_only
+def test_an_interruption_after_the_last_step_ends_what_follows_it(here: Path) -> None:
+    (here / "cells.py").write_text(CELLS)
+    done = subprocess.run(
+        [sys.executable, "cells.py", "late"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "interrupted after the training: the network is in run\ncell 1: done 6\n" in done.stdout
+    assert not runner.open("run").scores, "they were not waited for"
 
 
 @torch_only

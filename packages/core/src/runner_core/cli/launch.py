@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +26,7 @@ from runner_core.contract.setup import Setup
 from runner_core.contract.team import Place, Team
 from runner_core.engines.for_keras import place_for_keras
 from runner_core.training.launchers import RENDEZVOUS, beside_each_other, find_place, in_place
-from runner_core.training.signals import HANDLED, end_with_parent
+from runner_core.training.signals import HANDLED, end_with_parent, handling
 
 _CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
 _PATIENCE = 10.0
@@ -67,16 +66,13 @@ def _passed_on(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[fl
         for process in processes:
             process.send_signal(number)
 
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, pass_on) for number in HANDLED if main}
-    try:
-        yield times
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handling(pass_on, HANDLED):
+        try:
+            yield times
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
 
 
 def _first_failure(processes: Sequence[subprocess.Popen[bytes]], passed_on: Sequence[float], patience: float) -> int:

@@ -43,7 +43,7 @@ from runner_core.training.kernels.verdict import Verdict
 from runner_core.training.manifest import FOLDER as MANIFEST
 from runner_core.training.manifest import manifest_place, read_manifest, release, removed_at_the_end
 from runner_core.training.seen import save_contents, save_split
-from runner_core.training.signals import outlive_terminal
+from runner_core.training.signals import Signals, outlive_terminal
 from runner_core.training.start import save_start
 
 
@@ -135,11 +135,11 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
         live.started()
     phases.now = Phase.DATA
     data = _open(started, folder, display, resume)
-    unwritten, summary = Unwritten(display), dict[str, Any]()
+    unwritten, summary, signals = Unwritten(display), dict[str, Any](), Signals(answers=setup.team.first)
     phases.now = Phase.TRAINING
     try:
         verdict = _proved(started, folder, data, display)
-        found = run_training(setup, data, folder, sinks, display, resume, verdict, leaves=False)
+        found = run_training(setup, data, folder, sinks, display, resume, verdict, signals, leaves=False)
         trained = summary = summary_of(started, found)
         unwritten.add([Path(path) for path in trained["unwritten"]])
         if trained["status"] == "done":
@@ -148,6 +148,7 @@ def _train(started: Started[Any], folder: RunFolder, display: Display, resume: b
             summary = trained | (unscored(setup.name, folder) if wanted else {})
             with unwritten(folder.summary_file):  # scoring takes time: record the training first
                 folder.write_summary(summary)
+            signals.deliver()
             draw_pictures(setup.project, folder, sinks, unwritten)
             summary = trained | score(started, wanted, display, sinks, unwritten, summary=trained)
             phases.now = Phase.REPORT

@@ -41,19 +41,22 @@ def train(
     display: Display,
     resume: bool,
     verdict: Verdict | None = None,
+    signals: Signals | None = None,
     *,
     leaves: bool = True,
 ) -> dict[str, Any]:
     """Train to the end, or resume from the newest whole checkpoint; return the run's summary.
 
-    `verdict` is what was found about the kernels (`training.kernels`). Several processes are no team afterwards, unless
-    the training came to its end and `leaves` is False.
+    `verdict` is what was found about the kernels (`training.kernels`). `signals` keeps a signal that came when no step
+    was left, for the caller to deliver. Several processes are no team afterwards, unless the training came to its end
+    and `leaves` is False.
 
     Raises Unhealthy and Stopped, each with the summary so far as its attribute `summary`. Raises BadInput if the run
     cannot be continued with these settings, if memory does not suffice, or if the data cannot be used or turn out to be
     damaged.
     """
-    run = _Run(setup, data, run_folder, sinks, display, verdict or Verdict())
+    signals = signals or Signals(answers=setup.team.first)
+    run = _Run(setup, data, run_folder, sinks, display, verdict or Verdict(), signals)
     with run.signals:
         try:
             run.begin(resume)
@@ -80,11 +83,12 @@ class _Run:
     """One start of a run: begins or resumes it, and ends it with a summary; the `loop` between trains."""
 
     def __init__(
-        self, setup: Setup, data: Data, folder: RunFolder, sinks: Sinks, display: Display, verdict: Verdict
-    ) -> None:
+        self, setup: Setup, data: Data, folder: RunFolder, sinks: Sinks, display: Display, verdict: Verdict,
+        signals: Signals,
+    ) -> None:  # fmt: skip
         begun = time.monotonic()
         self.setup, self.data, self.folder, self.team, self.verdict = setup, data, folder, setup.team, verdict
-        self.sinks, self.display, self.signals = sinks, display, Signals(answers=setup.team.first)
+        self.sinks, self.display, self.signals = sinks, display, signals
         self.verification: Verification | None = getattr(data.store, "verification", None)
         for text in _announcements(setup):
             display.say(text)

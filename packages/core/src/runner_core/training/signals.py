@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
@@ -35,6 +35,27 @@ def _watch(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers
+
+
+@contextmanager
+def handling(handler: Handler, numbers: Iterable[int]) -> Iterator[None]:
+    """Handle signals by `handler` inside this context; outside the main thread, where Python delivers none, do nothing.
+
+    The first of the `numbers` gets its own handler back last. SIGINT should be the first: its own handler raises
+    KeyboardInterrupt, which would leave the other handlers behind.
+    """
+    before: dict[int, Any] = {}
+    try:
+        for number in numbers if threading.current_thread() is threading.main_thread() else ():
+            before[number] = signal.getsignal(number)
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number in reversed(before):
+            signal.signal(number, before[number])
+
+
 class Signals:
     """Context in which SIGINT and those of `ENDING` ask the run to end, and SIGHUP (a lost terminal) does not.
 
@@ -44,22 +65,25 @@ class Signals:
 
     def __init__(self, answers: bool = False) -> None:
         self.answers = answers
+        self._handling = handling(self._handle, HANDLED)
         self.hung_up = False
         self.pending = 0
         """Number of the signal that asked, DAMAGED, or 0; an attribute, because every training step reads it."""
         self.damage = ""
         """A description of what is wrong with the data, or ""."""
         self._number = 0
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in HANDLED}
+        self._handling.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def __exit__(self, *error: Any) -> None:
+        self._handling.__exit__(*error)
+
+    def deliver(self) -> None:
+        """Send this process once more the signal that came when no step was left: it ends what follows the training."""
+        if self._number:
+            signal.raise_signal(self._number)
 
     def damaged(self, what: str) -> None:
         """End the run without saving; called by a thread that verifies the data."""
@@ -93,14 +117,8 @@ class Signals:
 @contextmanager
 def outlive_terminal() -> Iterator[None]:
     """Ignore SIGHUP (a lost terminal) inside this context."""
-    if threading.current_thread() is not threading.main_thread():
+    with handling(signal.SIG_IGN, [signal.SIGHUP]):
         yield
-        return
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 class AgreedSignals:
