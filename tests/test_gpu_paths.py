@@ -35,7 +35,7 @@ def documented_waits() -> dict[str, dict[str, int]]:
 
 
 LAYOUTS = {
-    "brainunet": {"small", "demo"},  # benchmarks.md, ablations.md: faster on a CPU
+    "brainunet": {"default", "light", "small", "demo"},  # faster on an H100; benchmarks.md, ablations.md: on a CPU too
     "vesuvius": {"default", "large", "nnunet", "resenc-m", "resenc-l", "resenc-xl", "small", "demo"},
 }
 """Presets with channels last, by project: measured on a CPU, or for the known fault that docs/presets.md names."""
