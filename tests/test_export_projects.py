@@ -325,6 +325,25 @@ def test_openkbps_network_leaves_as_openvino_and_is_compared_with_keras(
         compare(job, infer, found, "openvino")
 
 
+def test_openkbp_refuses_formats_of_pytorch_before_it_imports_tensorflow(tmp_path: Path) -> None:
+    pytest.importorskip("runner_openkbp")
+    code = (
+        "import sys; from runner_core.cli import main\n"
+        "words = ['openkbp', 'export', 'builtin', '--out', 'out', '--to']\n"
+        "codes = [main([*words, name]) for name in ('onnx', 'torch-export', 'safetensors')]\n"
+        "print(codes, {'keras', 'tensorflow', 'torch'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[2, 2, 2] set()", done.stderr
+    for name in ("onnx", "torch-export"):
+        assert (
+            f"--to {name}: project openkbp uses keras, and this format is written from torch's networks" in done.stderr
+        )
+    assert "alone: take one of keras, hub-folder, openvino" in done.stderr
+    assert "--to safetensors: project openkbp has keras's own, keras" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 def test_openkbps_keras_file_is_opened_by_plain_keras_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

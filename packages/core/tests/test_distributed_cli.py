@@ -73,6 +73,31 @@ def failing(tmp_path: Path) -> Path:
     return folder
 
 
+def test_settings_that_processes_cannot_share_are_refused_before_torch_and_the_data(tmp_path: Path) -> None:
+    """In the process that would start the others, and in one of those that torchrun started."""
+    words = ["toy", "train", "--run-dir", "run", "--train.device", "cpu", "--cache.dir", "cache", "--train.strategy"]
+    gather, groups = ["fsdp", "--exchange.gather", "bfloat16"], ["hsdp", "--exchange.shard-devices", "3"]
+    code = (
+        "import os, sys; from runner_core.cli import main\n"
+        f"code = [main([*{words}, *more]) for more in ([*{gather}, '--devices', '2'], [*{groups}, '--devices', '3'],\n"
+        f"    [*{groups}, '--devices', '4'], ['ddp', '--devices', '2', '--train.deterministic', '--exchange.unused',\n"
+        "     'none'])]\n"
+        "os.environ.update(WORLD_SIZE='2', RANK='0', LOCAL_RANK='0', LOCAL_WORLD_SIZE='1', MASTER_ADDR='a')\n"
+        f"code += [main([*{words}, *{gather}]), main([*{words}, *{groups}])]\n"
+        "print(code, 'torch' in sys.modules)\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(PROJECT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines()[-1:] == ["[2, 2, 2, 2, 2, 2] False"], done
+    assert done.stderr.count("exchange.gather bfloat16 rounds the weights of layers that compute in float32") == 2
+    for count in (3, 4, 2):
+        assert f"divides {count} processes into groups of 3 (exchange.shard_devices)" in done.stderr
+    assert "train.deterministic needs exchange.unused find" in done.stderr
+    assert not [*tmp_path.iterdir()]
+
+
 def test_two_processes_are_one_run(runner: Runner, tmp_path: Path) -> None:
     tracked = find_spec("tensorboard") is not None
     words = ["--log.tensorboard"] if tracked else []

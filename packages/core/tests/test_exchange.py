@@ -18,6 +18,7 @@ import exchange_toy as exchange  # noqa: E402
 from exchange_toy import STEPS, WEIGHTS, together, toy  # noqa: E402
 from runner_core.base.errors import BadInput  # noqa: E402
 from runner_core.contract import Precision  # noqa: E402
+from runner_core.engines import for_torch  # noqa: E402
 from runner_core.engines.torch import ddp, fsdp, parallel  # noqa: E402
 from runner_core.engines.torch.checkpoint import INDEX  # noqa: E402
 
@@ -227,8 +228,8 @@ def test_two_groups_of_two_learn_what_one_process_does_and_anybody_goes_on(tmp_p
 
 
 def test_groups_that_are_not_alike_are_refused() -> None:
-    assert fsdp.shard_count(None, ["a", "a", "b", "b"], 4) == 2
-    assert fsdp.shard_count(2, ["a"] * 6, 6) == 2
+    assert for_torch.shard_count(None, ["a", "a", "b", "b"], 4) == 2
+    assert for_torch.shard_count(2, ["a"] * 6, 6) == 2
     for asked, hosts, said in (
         (None, ["a"] * 4, "divides 4 processes into groups of 4 .the number of processes on the first machine"),
         (4, ["a"] * 6, r"groups of 4 \(exchange.shard_devices"),
@@ -237,4 +238,4 @@ def test_groups_that_are_not_alike_are_refused() -> None:
         (None, ["a", "b"], "the first machine has one: take fsdp or ddp"),
     ):
         with pytest.raises(BadInput, match=said):
-            fsdp.shard_count(asked, hosts, len(hosts))
+            for_torch.shard_count(asked, hosts, len(hosts))

@@ -91,6 +91,7 @@ from runner_core.contract.data import Streamed as Streamed
 from runner_core.contract.data import StreamedSamples as StreamedSamples
 from runner_core.contract.data import is_streamed as is_streamed
 from runner_core.contract.exporting import ExportJob as ExportJob
+from runner_core.contract.exporting import FrameworkFormat as FrameworkFormat
 from runner_core.contract.facets import BlockWork as BlockWork
 from runner_core.contract.facets import Checks as Checks
 from runner_core.contract.facets import Combining as Combining

@@ -5,38 +5,45 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from runner_core import Arrays, BadInput, ExportJob, Infer
+from runner_core import Arrays, BadInput, ExportJob, FrameworkFormat, Infer
 
-from runner_export.axes import Axes, multiples, other_lengths
 from runner_export.beside import write_beside
 from runner_export.latency import latencies
 from runner_export.parity import compare
 from runner_export.session import load_networks, open_openvino
-from runner_export.window import Window, eager, weights_bytes, windows_of
+
+if TYPE_CHECKING:
+    from runner_export.axes import Axes
+    from runner_export.window import Window
 
 Networks = list[dict[str, Any]]
-Write = Callable[[Window, Axes, Path], dict[str, Any]]
+Write = Callable[["Window", "Axes", Path], dict[str, Any]]
+_torch = partial(FrameworkFormat, "torch")
 
 
+@_torch
 def onnx(job: ExportJob) -> Sequence[Path]:
     """Write model.onnx."""
-    windows = _windows(job, "onnx")
+    windows = _windows(job)
     networks = _onnx(windows, job.folder)
     files = [job.folder / network["file"] for network in networks]
     return [*files, *_finish(job, "onnx", windows, networks)]
 
 
+@_torch
 def onnx_int8(job: ExportJob) -> Sequence[Path]:
     """Write model.onnx with weights and activations of 8 bits, calibrated on records."""
     from runner_export.quantise import quantise
+    from runner_export.window import eager
 
-    windows = _windows(job, "onnx-int8")
+    windows = _windows(job)
     networks = _onnx(windows, job.folder)
     found = load_networks(job.folder, networks)
     parity = compare(job, eager(windows), found, "onnx", _longer(windows, networks))
@@ -58,7 +65,7 @@ def openvino(job: ExportJob) -> Sequence[Path]:
         raise BadInput("--to openvino: `uv pip install openvino` installs what it needs")
     if job.project.framework == "keras":
         return _openvino_of_keras(job)
-    windows = _windows(job, "openvino")
+    windows = _windows(job)
     files, networks = [], []
     for network in _onnx(windows, job.folder):
         source = job.folder / network["file"]
@@ -88,6 +95,7 @@ def _openvino_of_keras(job: ExportJob) -> Sequence[Path]:
     return [file, file.with_suffix(".bin"), *write_beside(job, "openvino", about)]
 
 
+@partial(FrameworkFormat, "keras")
 def keras(job: ExportJob) -> Sequence[Path]:
     """Write Keras's own format, and compare it as plain Keras opens it in a process of its own."""
     from runner_export.keras_file import describe_keras, plain_keras
@@ -108,23 +116,20 @@ def keras(job: ExportJob) -> Sequence[Path]:
     return [*files, *write_beside(job, "keras", about)]
 
 
+@_torch
 def torch_export(job: ExportJob) -> Sequence[Path]:
     """Write model.pt2."""
     from runner_export.write import stem, write_torch
 
-    windows = _windows(job, "torch-export")
+    windows = _windows(job)
     networks = [_written(write_torch, window, job.folder / f"{stem(window, windows)}.pt2") for window in windows]
     files = [job.folder / network["file"] for network in networks]
     return [*files, *_finish(job, "torch-export", windows, networks)]
 
 
-def _windows(job: ExportJob, name: str) -> tuple[Window, ...]:
-    """Return the windows of a PyTorch project. Raises BadInput for another framework."""
-    if job.project.framework != "torch":
-        raise BadInput(
-            f"--to {name}: project {job.project.name} uses {job.project.framework}, and this format is written from "
-            "PyTorch's networks alone: leave --to out for the framework's own format, or write --to openvino"
-        )
+def _windows(job: ExportJob) -> tuple[Window, ...]:
+    from runner_export.window import windows_of  # this module imports no framework: it may refuse the project
+
     return windows_of(job)
 
 
@@ -136,6 +141,8 @@ def _onnx(windows: Sequence[Window], folder: Path) -> Networks:
 
 def _written(write: Write, window: Window, file: Path) -> dict[str, Any]:
     """Write a window so that as many axes may vary as the exporter can do, and return its description."""
+    from runner_export.axes import multiples
+
     axes = multiples(window.graph, window.small)
     try:
         network = write(window, axes, file)
@@ -152,6 +159,8 @@ def _written(write: Write, window: Window, file: Path) -> dict[str, Any]:
 
 def _longer(windows: Sequence[Window], networks: Networks) -> list[Arrays]:
     """Return an example of each network with other lengths along all axes that may vary."""
+    from runner_export.axes import other_lengths
+
     found = []
     for window, network in zip(windows, networks, strict=True):
         axes = {one["name"]: one["multiple"] for one in network["inputs"]}
@@ -161,6 +170,8 @@ def _longer(windows: Sequence[Window], networks: Networks) -> list[Arrays]:
 
 def _finish(job: ExportJob, name: str, windows: Sequence[Window], networks: Networks) -> list[Path]:
     """Compare, measure, and write what lies beside the network."""
+    from runner_export.window import eager
+
     found = load_networks(job.folder, networks)
     parity = compare(job, eager(windows), found, name, _longer(windows, networks))
     print(f"{name}: {parity}")
@@ -171,6 +182,8 @@ def _finish(job: ExportJob, name: str, windows: Sequence[Window], networks: Netw
 def _measured(job: ExportJob, windows: Sequence[Window], formats: Mapping[str, Networks]) -> dict[str, Any]:
     """Return latency and bytes of eager PyTorch, of each format, and of OpenVINO with an ONNX file."""
     import torch
+
+    from runner_export.window import weights_bytes
 
     threads = torch.get_num_threads()
     largest = max(windows, key=lambda window: sum(array.size for array in window.example.values()))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from runner_core.base.errors import BadInput, RunnerError, did_you_mean
@@ -19,7 +21,7 @@ from runner_core.cli.load import load_state
 from runner_core.cli.options import ExportOptions
 from runner_core.cli.start import Started
 from runner_core.contract import Cropped
-from runner_core.contract.exporting import ExportJob, Write
+from runner_core.contract.exporting import ExportJob, FrameworkFormat, Write
 from runner_core.contract.project import views_of
 from runner_core.contract.records import Record
 from runner_core.contract.run import State
@@ -80,10 +82,11 @@ def _format(started: Started[ExportOptions]) -> Write | None:
     """Return the function that writes the format of `--to`; None for the engine's own format and the Hub's folder.
 
     Where an extension compares the engine's own format, `--to` with its name asks for that. Raises BadInput, with what
-    to do, for a format that is not installed, and for another framework's own.
+    to do, for a format that is not installed, that is another framework's, or that the project refuses; this imports no
+    framework.
     """
-    asked, framework = started.options.to, started.setup.project.framework
-    own = OWN_FORMATS[framework]
+    asked, project = started.options.to, started.setup.project
+    framework, own = project.framework, OWN_FORMATS[project.framework]
     if asked in ("", HUB_FOLDER):
         return None
     formats = {key: entry for key, entry in export_formats().items() if key not in {*OWN_FORMATS.values()} - {own}}
@@ -92,15 +95,31 @@ def _format(started: Started[ExportOptions]) -> Write | None:
             found: Write = formats[asked].load()
         except ImportError as error:
             raise BadInput(f"--to {asked}: {error}; {_INSTALL} installs what it needs") from error
+        if isinstance(found, FrameworkFormat) and found.framework != framework:
+            others = dict.fromkeys((own, HUB_FOLDER, *(key for key in formats if _takes(formats[key], framework))))
+            raise BadInput(
+                f"--to {asked}: project {project.name} uses {framework}, and this format is written from "
+                f"{found.framework}'s networks alone: take one of {', '.join(others)}"
+            )
+        if reason := project.standalone().refused.get(asked):
+            raise BadInput(f"--to {asked}: project {project.name} cannot be exported so: {reason}")
         return found
     if asked == own:
         return None
     if asked in OWN_FORMATS.values():
-        raise BadInput(f"--to {asked}: project {started.setup.name} has {framework}'s own, {own}")
+        raise BadInput(f"--to {asked}: project {project.name} has {framework}'s own, {own}")
     there = list(dict.fromkeys((own, HUB_FOLDER, *formats)))
     hint = did_you_mean(asked, there)
     more = "" if formats else f"; {_INSTALL} adds onnx, onnx-int8, openvino and torch-export"
     raise BadInput(f"--to {asked}: there is no such format here{hint} ({', '.join(there)}){more}")
+
+
+def _takes(entry: EntryPoint, framework: str) -> bool:
+    """Return whether a format can be imported here and takes networks of this framework."""
+    with suppress(ImportError):
+        found = entry.load()
+        return not isinstance(found, FrameworkFormat) or found.framework == framework
+    return False
 
 
 def _export(started: Started[ExportOptions], write: Write | None, out: Path) -> Sequence[Path]:
@@ -158,9 +177,6 @@ def _job(started: Started[ExportOptions], state: State, checkpoint: Path, folder
     weights that came without data the phantom's.
     """
     setup, run = started.setup, run_of(started)
-    name = started.options.to
-    if reason := setup.project.standalone().refused.get(name):
-        raise BadInput(f"--to {name}: project {setup.name} cannot be exported so: {reason}")
     trained = setup.engine.load(setup, state)
     imported = run.read_summary().get("status") == IMPORTED
     side = "validation" if started.own_data and not imported else "all"

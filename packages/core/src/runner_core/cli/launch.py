@@ -22,9 +22,12 @@ from typing import NoReturn
 
 from runner_core.base.calling import CALLED, runner
 from runner_core.base.errors import BadInput, PeerLost, RunnerError, Stopped, Unhealthy
+from runner_core.contract import Device, Precision
 from runner_core.contract.setup import Setup
 from runner_core.contract.team import Place, Team
+from runner_core.engines.device import cpu
 from runner_core.engines.for_keras import place_for_keras
+from runner_core.engines.for_torch import refuse_sharing
 from runner_core.training.launchers import RENDEZVOUS, beside_each_other, find_place, in_place
 from runner_core.training.signals import HANDLED, end_with_parent, handling
 
@@ -139,6 +142,8 @@ def place_of(setup: Setup) -> Place | None:
     if place is not None:
         train.devices = place.count
     _refuse_on_device(setup)
+    if place is None and train.devices > 1:
+        refuse_sharing(setup.config, _precision(setup), train.devices, ["here"] * train.devices)
     return place
 
 
@@ -146,6 +151,18 @@ def _refuse_on_device(setup: Setup) -> None:
     devices = setup.config.train.devices
     if devices > 1 and setup.config.cache.mode == "device":
         raise BadInput(f"cache.mode device keeps the data on one GPU, and train.devices is {devices}: use memmap")
+
+
+def _precision(setup: Setup) -> Precision:
+    """Return the precision of a PyTorch training on several devices, on GPUs as if they could compute in all types.
+
+    No framework is asked what there is.
+    """
+    device = cpu() if setup.config.train.device == "cpu" else Device("cuda", bfloat16=True, tf32=True)
+    found: Precision = setup.plugins.first(
+        "runner_precision", project=setup.project, config=setup.config, device=device
+    )
+    return found
 
 
 @contextmanager
@@ -167,6 +184,9 @@ def together(setup: Setup, place: Place | None) -> Iterator[None]:
         end_with_parent()
     first = place.number == 0
     try:
+        if setup.project.framework == "torch":
+            hosts = ["here"] * place.count if place.local_count == place.count else None
+            refuse_sharing(setup.config, _precision(setup), place.count, hosts)
         setup.team = setup.engine.join(place)
     except (BadInput, PeerLost) as error:  # one process of each machine says so, if it is known to be there
         unsure = isinstance(error, PeerLost) and RENDEZVOUS not in os.environ

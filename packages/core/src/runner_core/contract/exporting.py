@@ -41,3 +41,19 @@ class ExportJob:
 Write = Callable[[ExportJob], Sequence[Path]]
 """Writes files into the job's folder and returns them. Raises BadInput if the network cannot be written so, Unhealthy
 if what was written computes something else."""
+
+
+@dataclass(frozen=True)
+class FrameworkFormat:
+    """An export format for the networks of one framework, and the function that writes it.
+
+    `export --to` refuses the projects of other frameworks before it reads a run or imports a framework.
+    """
+
+    framework: str
+    """torch or keras."""
+    write: Write
+
+    def __call__(self, job: ExportJob) -> Sequence[Path]:
+        """Write the format."""
+        return self.write(job)

@@ -27,6 +27,7 @@ from runner_core.contract.team import Place
 from runner_core.engines import returned
 from runner_core.engines.device import cpu, gpu_number, refuse_missing_gpus, unusable
 from runner_core.engines.export import describe, let_others_read
+from runner_core.engines.for_torch import shard_count
 from runner_core.engines.torch import accelerator, precision, weights
 from runner_core.engines.torch.checkpoint import (
     apart,
@@ -72,9 +73,15 @@ class TorchEngine:
         return cpu(_unseen() if asked == "auto" else "")
 
     def join(self, place: Place) -> TorchTeam:
-        """Meet the other processes of a training; raise BadInput if there is no device for each."""
+        """Meet the other processes of a training.
+
+        Raises BadInput if there is no device for each, or if hsdp cannot divide them into equal groups.
+        """
         self._place = place
-        return TorchTeam(place, torch_device(self.device()), self.config.train.patience_seconds)
+        team = TorchTeam(place, torch_device(self.device()), self.config.train.patience_seconds)
+        if self.config.train.strategy == "hsdp" and place.count > 1:  # before the data are prepared
+            shard_count(self.config.exchange.shard_devices, [member.host for member in team.members], place.count)
+        return team
 
     def trainer(self, setup: Setup, data: Data, steps: int) -> TorchTrainer:
         """Make a new model and optimizer for `steps` optimizer steps, on the device, under `setup.precision`."""

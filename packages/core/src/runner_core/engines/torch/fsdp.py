@@ -15,6 +15,7 @@ from runner_core.base.errors import BadInput
 from runner_core.config import ExchangeConfig
 from runner_core.contract import Precision
 from runner_core.contract.project import Project
+from runner_core.engines.for_torch import refuse_precision
 from runner_core.engines.process import unheard
 from runner_core.engines.torch.around import Around, when
 from runner_core.engines.torch.precision import OBSERVED
@@ -53,13 +54,7 @@ class Sharded:
         from torch.distributed.fsdp import fully_shard
 
         exchange = project.config.exchange
-        if precision.loss_scaling:
-            raise BadInput("train.strategy fsdp does not go with precision.mode float16: use bfloat16, or ddp")
-        if exchange.gather == "bfloat16" and precision.compute != "bfloat16":
-            raise BadInput(
-                f"exchange.gather bfloat16 rounds the weights of layers that compute in {precision.compute}: "
-                "set precision.mode bfloat16, or leave it out"
-            )
+        refuse_precision(exchange, precision)
         for name, parameter in network.named_parameters():
             if parameter.ndim == 0:
                 raise BadInput(f"train.strategy fsdp cannot divide {name}, a single number: give it the shape (1,)")
@@ -166,26 +161,3 @@ def _is_plain(layer: nn.Module) -> bool:
     """Return True if the layer is PyTorch's own and computes with its weights as they are, and autocast rounds them."""
     own = type(layer).__module__.startswith("torch.nn.modules.")
     return own and not layer._forward_pre_hooks and not isinstance(layer, (nn.Bilinear, nn.RNNBase))
-
-
-def shard_count(asked: int | None, hosts: Sequence[str], ranks: int) -> int:
-    """Return the number of processes that keep a whole network together; raise BadInput if groups are not alike."""
-    shards = asked or len([host for host in hosts if host == hosts[0]])
-    if shards < 2:
-        raise BadInput(
-            "train.strategy hsdp divides the network among the processes of a machine, and the first machine has one: "
-            "take fsdp or ddp, or set exchange.shard_devices"
-        )
-    where = "exchange.shard_devices" if asked else "the number of processes on the first machine"
-    if shards == ranks or ranks % shards:
-        raise BadInput(
-            f"train.strategy hsdp divides {ranks} processes into groups of {shards} ({where}), and needs at least two "
-            "equal groups: set exchange.shard_devices to a divisor, or take fsdp"
-        )
-    uneven = [number for number in range(ranks) if hosts and hosts[number] != hosts[number - number % shards]]
-    if uneven and asked is None:
-        raise BadInput(
-            f"train.strategy hsdp needs as many processes on each machine, with neighbouring numbers: process "
-            f"{uneven[0]} is on {hosts[uneven[0]]}, with {shards} on each; set exchange.shard_devices, or take fsdp"
-        )
-    return shards

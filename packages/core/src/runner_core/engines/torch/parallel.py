@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from runner_core.base.errors import BadInput
 from runner_core.config import TrainConfig
 from runner_core.contract import Precision
 from runner_core.contract.project import Project
 from runner_core.contract.setup import SHARDED
 from runner_core.contract.start import StartWeights
+from runner_core.engines.for_torch import refuse_deterministic, shard_count
 from runner_core.engines.torch.ddp import Replicated
-from runner_core.engines.torch.fsdp import Sharded, shard_count
+from runner_core.engines.torch.fsdp import Sharded
 from runner_core.engines.torch.start import start_from
 
 _BYTES_A_WEIGHT = 16
@@ -114,10 +114,7 @@ def parallel(
     if strategy in SHARDED:
         shards = shard_count(exchange.shard_devices, hosts, ranks) if strategy == "hsdp" else None
         return Sharded(project, network, device, precision, kept, shards)
-    # Without the search, DDP orders its buckets anew after its first step. A resumed run would have the former order
-    # in its first step, so sums over three or more processes would round differently there.
-    if exchange.unused == "none" and train.deterministic:
-        raise BadInput("train.deterministic needs exchange.unused find, its default then: leave exchange.unused out")
+    refuse_deterministic(project.config)
     # A compiled network is to be wrapped before its first step: inside DDP it becomes several graphs, outside one.
     searches = train.deterministic or (train.compile == "on" and exchange.unused == "auto")
     unused = "find" if searches else exchange.unused
