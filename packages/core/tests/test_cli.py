@@ -183,6 +183,14 @@ def test_help_for_a_trained_network_shows_what_it_takes(runner: Runner) -> None:
     assert "--lr" not in shown
 
 
+def test_help_of_the_phantom_shows_what_it_takes(runner: Runner) -> None:
+    shown = runner("toy", "phantom", "--help").stdout
+    assert "--seed INT" in shown
+    assert "another phantom of the same kind" in shown
+    for word in ("--train", "--data.split", "--preset", "--lr", "--help-all", "settings below"):
+        assert word not in shown, word
+
+
 def test_the_usual_words_stand_for_settings(runner: Runner) -> None:
     words = ["--epochs", "3", "--lr=0.5", "--batch_size", "4", "--device", "cpu"]
     train = yaml.safe_load(runner("toy", "config", *words).stdout)["train"]

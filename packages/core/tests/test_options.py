@@ -38,6 +38,19 @@ def test_a_value_for_it_is_refused_with_what_to_write(words: list[str]) -> None:
         parsed(*words)
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--train.devices", "two"], r"^--devices \(or --train\.devices\) takes a whole number, not 'two'$"),
+        (["--train.learning_rate=high"], r"^--lr \(or --train\.learning-rate\) takes a number, not 'high'$"),
+        (["--train.steps-per-epoch", "1.5"], r"^--train\.steps-per-epoch takes a whole number, not '1\.5'$"),
+    ],
+)
+def test_a_word_for_a_number_is_refused_in_one_message(words: list[str], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        parsed(*words)
+
+
 def test_other_settings_may_be_called_true() -> None:
     assert (
         parsed("--data.split", "group:True", "--train.device", "True", "--train.deterministic").train.device == "True"

@@ -83,6 +83,12 @@ def test_no_dose_anywhere(tmp_path: Path, write_boxes: Write) -> None:
         find_records(tmp_path / "data")
 
 
+def test_a_file_of_a_patient_is_no_table(tmp_path: Path, write_boxes: Write) -> None:
+    write_boxes("pt_1")
+    with pytest.raises(BadInput, match=r"ct\.csv: one file of a patient, .*: name the patient's folder \(.*pt_1\), or"):
+        find_records(tmp_path / "data/pt_1/ct.csv")
+
+
 def test_nothing_but_empty_folders(tmp_path: Path) -> None:
     (tmp_path / "data/pt_1").mkdir(parents=True)
     with pytest.raises(

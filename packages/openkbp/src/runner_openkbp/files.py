@@ -49,6 +49,11 @@ def find_records(root: Path, data: FilesConfig | None = None) -> list[Record]:
     once. If no patient of a folder has a dose, its patients can only be predicted and are left out (the challenge once
     published its validation and test sets without doses). Raises BadInput if there is no patient, or none has a dose.
     """
+    if root.name in _KNOWN and root.is_file():
+        raise BadInput(
+            f"{root}: one file of a patient, and no table of patients: name the patient's folder ({root.parent}), or "
+            "the folder that holds the patients' folders"
+        )
     if (listed := list_patients(root, data or FilesConfig(), with_dose=True)) is not None:
         return listed
     found = _patient_folders(root)

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import textwrap
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -32,15 +33,16 @@ FOR_USE = {
     "train": ("device", "threads"),
 }
 """The same for commands that use a trained network, beside all of `predict`; most others would change the network."""
+FOR_PHANTOM = {"data": ("phantom",)}
+"""The same for `phantom`, on which no other setting has an effect; few projects have this one."""
 
 
-def common(settings: RunConfig, use: bool) -> tuple[Any, int]:
-    """Return an object with the common settings alone, for tyro to show, and the number of those left out.
+def common(settings: RunConfig, wanted: Mapping[str, Collection[str]], whole: Collection[str]) -> tuple[Any, int]:
+    """Return an object with the wanted settings alone, for tyro to show, and the number of those left out.
 
-    `use` is True for commands that use a trained network.
+    `wanted` names settings by section, `whole` the sections of which all settings are wanted. The object is None if
+    there is none.
     """
-    one, wanted = ("predict", FOR_USE) if use else ("data", COMMON)
-    whole = (one, *settings.extensions)
     shown, left_out = list[tuple[str, Any, Any]](), 0
     for section in dataclasses.fields(settings):
         values = getattr(settings, section.name)
@@ -52,7 +54,7 @@ def common(settings: RunConfig, use: bool) -> tuple[Any, int]:
             kind = dataclasses.make_dataclass(type(values).__name__, [(f.name, hints[f.name]) for f in kept])
             part = kind(*(getattr(values, f.name) for f in kept))
             shown.append((section.name, kind, dataclasses.field(default_factory=partial(dataclasses.replace, part))))
-    return dataclasses.make_dataclass("Settings", shown)(), left_out
+    return dataclasses.make_dataclass("Settings", shown)() if shown else None, left_out
 
 
 def complete_help(kind: type) -> None:

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
 from runner_core.base.errors import BadInput, did_you_mean
 from runner_core.base.location import Location, location
-from runner_core.cli.help_text import common, complete_help
-from runner_core.cli.options import Parsed, RunOptions
+from runner_core.cli.help_text import COMMON, FOR_PHANTOM, FOR_USE, common, complete_help
+from runner_core.cli.options import Parsed, PhantomOptions, RunOptions
 from runner_core.config import RunConfig
 from runner_core.config.values import refuse_removed
 
@@ -100,13 +100,15 @@ def parse(
     """Parse a whole command line: the command's own flags, the project's settings, and `predict`'s extra options.
 
     tyro prints help and errors itself and exits (code 2). `defaults` names the source of the settings' defaults. Raises
-    BadInput if an on/off setting is given a value; tyro would only report an unknown word.
+    BadInput if an on/off setting is given a value, or a number is not one; tyro would only report an unknown word, or
+    what Python says of it.
     """
     nested = {"settings": settings} if extra is None else {"extra": extra, "settings": settings}
     flags = (word.removeprefix("--").partition("=")[0].replace("-", "_") for word in arguments if word[:2] == "--")
     refuse_removed(settings, flags)
     for value in nested.values():
         _refuse_values(value, arguments)
+    _refuse_words((kind, *map(type, nested.values())), arguments)
     if extra is not None and (
         taken := {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(extra)} & {*ALIASES}
     ):
@@ -115,13 +117,10 @@ def parse(
     if {"-h", "--help", "--help-all"} & set(arguments):
         for shown in (kind, *map(type, nested.values())):
             complete_help(shown)
-        use = issubclass(kind, RunOptions)
-        if "--help-all" not in arguments:
-            nested["settings"], left_out = common(settings, use)
-            about.append(f"{left_out} more settings: --help-all shows them.")
-        names = ("--device", "--precision") if use else tuple(ALIASES)
-        about.append("Short for common settings: " + ", ".join(f"{short} = {ALIASES[short]}" for short in names))
-        about.append(f"The defaults of the settings below are those of {defaults}.")
+        if issubclass(kind, PhantomOptions):
+            nested = {"settings": shown} if (shown := common(settings, FOR_PHANTOM, ())[0]) else {}
+        else:
+            about += _about_settings(nested, arguments, use=issubclass(kind, RunOptions), defaults=defaults)
         arguments = ["--help"]
     fields = [(name, _inline(type(value)), _default(value)) for name, value in nested.items()]
     command = dataclasses.make_dataclass("Command", fields, bases=(kind,), kw_only=True)
@@ -132,6 +131,21 @@ def parse(
             _suggest_aliases(arguments, {field.name for field in dataclasses.fields(command)})
         raise
     return parsed, parsed.settings, getattr(parsed, "extra", None)
+
+
+def _about_settings(nested: dict[str, Any], arguments: Sequence[str], *, use: bool, defaults: str) -> Iterator[str]:
+    """Yield what `--help` says above the settings, and leave the common ones alone in `nested` without --help-all.
+
+    `use` is True for commands that use a trained network.
+    """
+    if "--help-all" not in arguments:
+        one, wanted = ("predict", FOR_USE) if use else ("data", COMMON)
+        settings = nested["settings"]
+        nested["settings"], left_out = common(settings, wanted, (one, *settings.extensions))
+        yield f"{left_out} more settings: --help-all shows them."
+    names = ("--device", "--precision") if use else tuple(ALIASES)
+    yield "Short for common settings: " + ", ".join(f"{short} = {ALIASES[short]}" for short in names)
+    yield f"The defaults of the settings below are those of {defaults}."
 
 
 def _suggest_aliases(arguments: Sequence[str], own: Iterable[str]) -> None:
@@ -161,6 +175,34 @@ def _switches(settings: Any, prefix: str = "--") -> Iterator[tuple[str, tuple[st
         elif isinstance(value, bool):
             pair = f"{prefix}{name}", f"{prefix}no-{name}"
             yield from ((flag, pair) for flag in pair)
+
+
+def _refuse_words(kinds: Iterable[type], arguments: Sequence[str]) -> None:
+    """Raise BadInput for a word where a flag of these dataclasses takes one number."""
+    numbers = {flag: number for kind in kinds for flag, number in _numbers(kind)}
+    short = {full: alias for alias, full in ALIASES.items()}
+    for word, after in pairwise([*arguments, ""]):
+        flag, joined, value = word.partition("=")
+        flag, value = flag.replace("_", "-"), value if joined else after
+        if flag not in numbers or value in ("", "None") or value.startswith("--"):
+            continue
+        try:
+            numbers[flag](value)
+        except ValueError:
+            what = "a whole number" if numbers[flag] is int else "a number"
+            named = f"{short[flag]} (or {flag})" if flag in short else flag
+            raise BadInput(f"{named} takes {what}, not {value!r}") from None
+
+
+def _numbers(kind: type, prefix: str = "--") -> Iterator[tuple[str, type[int] | type[float]]]:
+    """Yield the flag of each setting that is one number, or None, and the number's type."""
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        name, hint = f"{prefix}{field.name.replace('_', '-')}", hints[field.name]
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            yield from _numbers(hint, f"{name}.")
+        elif hint in (int, float, int | None, float | None):
+            yield name, float if float in (hint, *get_args(hint)) else int
 
 
 def _default(value: Any) -> Any:

@@ -30,6 +30,8 @@ _NUMBERS: list[Any] = [
 ]
 """NumPy's numbers, which training programs save beside the weights: a loss, the best score."""
 _POINTER = b"version https://git-lfs"
+_OLD_FORMAT = torch.serialization.MAGIC_NUMBER.to_bytes(10, "little")
+"""Number near the start of files of PyTorch before 1.6; newer ones are zip archives."""
 
 
 @torch.no_grad()
@@ -86,12 +88,17 @@ def _unpickled(file: Path) -> Any:
 def _read(file: Path, read: Callable[[Path], Any]) -> Any:
     try:
         with refuse_special_file(file).open("rb") as opened:
-            if opened.read(len(_POINTER)) == _POINTER:
+            if (head := opened.read(len(_POINTER))) == _POINTER:
                 raise BadInput(f"{file} is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`")
         return read(file)
     except BadInput:
         raise
     except UnpicklingError as error:
+        if not is_zipfile(file) and _OLD_FORMAT not in head:
+            raise BadInput(
+                f"{file} cannot be read as weights: torch.save did not write it; give a file that it wrote, or a "
+                ".safetensors"
+            ) from error
         raise BadInput(
             f"{file} holds more than tensors, which is not loaded: save its state dict alone, best as .safetensors"
         ) from error
