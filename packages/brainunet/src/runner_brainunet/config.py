@@ -46,7 +46,7 @@ class LossConfig:
 
 @dataclass
 class AugmentConfig:
-    """For training only. Ranges are symmetric, or go from 0 to the given number; 0 switches a part off."""
+    """Augmentation of the training. Ranges are symmetric, or go from 0 to the given number; 0 switches a part off."""
 
     probability: Annotated[float, Within(0, 1)] = 0.9
     """Share of the samples that are changed at all, except for flips."""

@@ -36,7 +36,7 @@ _README = (
 
 @dataclass(frozen=True)
 class Places:
-    """Where the files of one record lie below the folder of predictions."""
+    """The places of one record's files below the folder of predictions."""
 
     mask: Path
     brain: Path

@@ -26,7 +26,7 @@ TWICE = 2
 
 @dataclass(frozen=True)
 class Scanner:
-    """One session's geometry and contrast."""
+    """The geometry and contrast of one session."""
 
     spacing: tuple[float, float, float]
     tilt: tuple[float, float, float]

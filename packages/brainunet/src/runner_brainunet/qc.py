@@ -32,7 +32,7 @@ _PICTURE_BYTES = 5_000_000
 
 @dataclass(frozen=True)
 class Row:
-    """One mask: its name, its image's path below the folder, and what its JSON file says."""
+    """A mask: its name, its image's path below the folder, and what its JSON file says."""
 
     mask: Path
     about: Mapping[str, Json]
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def doubt(self) -> tuple[int, int, float]:
-        """How much the mask should be looked at: warnings, notes, the standard deviation as a share of the volume."""
+        """The need to look at the mask: warnings, notes, the standard deviation as a share of the volume."""
         return len(self.texts("Warnings")), len(self.texts("Notes")), self.sd_ml / max(self.ml, 1e-9)
 
     def cells(self) -> list[str | float]:

@@ -1,4 +1,4 @@
-"""Whether brightness tells wells apart, or only plates: what `data.scale` keeps or throws away.
+"""A measurement of whether brightness tells wells apart, or only plates: `data.scale` keeps it or throws it away.
 
 A field's brightness is the log2 of the distance between its grey values at `data.percentiles`, for each channel: what
 becomes 1 with `data.scale field`. Its variance is divided into that of plates, of wells in a plate and of sites in a

@@ -106,7 +106,7 @@ class ModelConfig:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether the network reads one grey image at a time."""
+        """True if the network reads one grey image at a time."""
         return self.channels in ("bag", "invariant")
 
 
@@ -190,7 +190,7 @@ class CellTrainConfig(TrainConfig):
 
     @property
     def exact(self) -> bool:
-        """Whether the training follows DINOv2's code in every detail."""
+        """True if the training follows DINOv2's code in every detail."""
         return self.recipe == "dinov2-exact"
 
 

@@ -33,7 +33,7 @@ class Boxes(NamedTuple):
 
 
 class Symmetry(NamedTuple):
-    """Whether crops are mirrored up-down, mirrored left-right, and then transposed: (B, K) bool each."""
+    """The crops that are mirrored up-down, mirrored left-right, and then transposed: (B, K) bool each."""
 
     down: Tensor
     right: Tensor

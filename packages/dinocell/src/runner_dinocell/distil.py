@@ -59,7 +59,7 @@ class Distillation(nn.Module):
 
     @property
     def ready(self) -> bool:
-        """Whether the larger network is there: only a training opens it."""
+        """True if the larger network is there: only a training opens it."""
         return bool(self._larger)
 
     def open(self, folder: str, settings: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Where single cells are: tables of centres, and label images.
+"""The places of single cells: tables of centres, and label images.
 
 plate, well, site, y, x                      one row per cell, in pixels; source, batch and cell (its number) too
 Metadata_Plate, Metadata_Well, Metadata_Site,

@@ -106,7 +106,7 @@ def unknown_controls(wanted: Sequence[str], labels: Sequence[str | None]) -> str
 
 
 class Wells(NamedTuple):
-    """What is known of N wells, (N,) each."""
+    """The facts known of N wells, (N,) each."""
 
     label: Array
     """Numbers, −1 if not known."""

@@ -217,7 +217,7 @@ class DinoCell(Project):
         return {"attention": snapshot(batch["image"].cpu().numpy(), maps.cpu().numpy(), self._channels)}
 
     def learning(self) -> Learning:
-        """Not splittable: Sinkhorn-Knopp, centres and KoLeo look at the whole batch."""
+        """Return how it learns. A batch may not be cut: Sinkhorn-Knopp, centres and KoLeo look at the whole batch."""
         return Learning(
             optimisations=OPTIMISATIONS,
             initialise=self._initialise,

@@ -25,7 +25,7 @@ class GramConfig:
 
 @dataclass
 class MetadataConfig:
-    """What is known of fields besides their pixels: suppressed in embeddings, or learned from."""
+    """Settings of what is known of fields besides their pixels: suppressed in embeddings, or learned from."""
 
     suppress: tuple[Literal["plate", "well"], ...] = ()
     """What embeddings should not tell: plate, or the position of the well. A head learns to tell it, and the network to

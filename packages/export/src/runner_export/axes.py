@@ -1,4 +1,4 @@
-"""Which axes of a window may have another length: found by trying, because exporters guess."""
+"""The axes of a window that may have another length: they are found by trying, because exporters guess."""
 
 from __future__ import annotations
 

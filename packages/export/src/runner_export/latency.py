@@ -1,4 +1,4 @@
-"""How long runtimes take for the same window: in turns, so that what else the machine does meets all of them."""
+"""The time that runtimes take for the same window: in turns, so that what else the machine does meets all of them."""
 
 from __future__ import annotations
 

@@ -40,12 +40,12 @@ class Parity:
 
     @property
     def largest(self) -> float:
-        """Its largest difference."""
+        """The largest difference of `output`."""
         return self.differences.get(self.output, 0.0)
 
     @property
     def scale(self) -> float:
-        """Its largest value."""
+        """The largest value of `output`."""
         return self.scales.get(self.output, DIGITS)
 
     @property

@@ -1,4 +1,4 @@
-"""What is exported: the network as `predict` calls it, from the arrays that it is given to its outputs.
+"""The part that is exported: the network as `predict` calls it, from the arrays that it is given to its outputs.
 
 That includes `on_device` and `infer` of the project: scaling, normalisation, the last sigmoid. A project may call its
 network in several ways (ssmunet: spectra to features, features to probabilities). Each way is a window of its own.

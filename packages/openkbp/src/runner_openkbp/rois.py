@@ -47,7 +47,7 @@ def refuse_other_unit(path: Path, highest: float) -> None:
 
 @dataclass
 class Patient:
-    """One patient on the challenge's grid (see `GRID` for its axes)."""
+    """A patient on the challenge's grid (see `GRID` for its axes)."""
 
     ct: Array
     """(128, 128, 128) int16, as the file has it (HU + 1024 in the challenge); 0 for voxels that the file lacks."""

@@ -1,4 +1,4 @@
-"""What a patient's files are, by their names: the challenge's own, and the usual other ones."""
+"""The roles of a patient's files, by their names: the challenge's own, and the usual other ones."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may need, and how many there may be."""
+    """The limits of a request, and the number of requests that may wait."""
 
     bytes: int
     """Of an upload, and of what an archive holds."""

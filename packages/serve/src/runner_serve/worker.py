@@ -49,7 +49,7 @@ class Worker:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process has its network and lives."""
+        """True if the process has its network and lives."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:

@@ -28,7 +28,7 @@ FILE = "submission.json"
 
 @dataclass(frozen=True)
 class Member:
-    """One command line that a job runs."""
+    """A command line that a job runs."""
 
     name: str
     words: Sequence[str]
@@ -43,7 +43,7 @@ class Member:
 
 @dataclass(frozen=True)
 class State:
-    """What became of a member, as its own lines say."""
+    """The state of a member, as its own lines say."""
 
     starts: int = 0
     last: str = ""

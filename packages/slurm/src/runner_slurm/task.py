@@ -1,4 +1,4 @@
-"""What a job does: it runs its members, and goes back into the queue after an interruption.
+"""The work of a job: it runs its members, and goes back into the queue after an interruption.
 
 Each process of the job calls `Task`. A signal (the time limit is near, the job is preempted) reaches runner's own
 handlers, which save a checkpoint after the step and end with the signal's exit code. Then, and not at the signal as

@@ -1,4 +1,4 @@
-"""What instruments and annotators add to the phantom's cores: scattering, edges, water vapour, labels over borders.
+"""Artefacts of instruments and annotators in the phantom's cores: scattering, edges, water vapour, labels over borders.
 
 All of it is drawn from a generator of its own, so that a core without artefacts has the same chemistry.
 """

@@ -54,7 +54,7 @@ class Window:
 
 @dataclass
 class Audit:
-    """What was counted: confusion matrices (K, K + 1) of each core, and moments of annotated spectra by class.
+    """The counts of an audit: confusion matrices (K, K + 1) of each core, and moments of annotated spectra by class.
 
     `cells` maps an audit and a window's number to one matrix for each core; ("", 0) is the network undisturbed.
     """

@@ -102,7 +102,7 @@ class Volume:
 
 
 class Mask:
-    """Where to predict: a volume of the scan's shape, or one that is coarser by whole factors (a level of OME-Zarr)."""
+    """A mask of what is predicted, of the scan's shape or coarser by whole factors (a level of OME-Zarr)."""
 
     def __init__(self, place: Location, remote: RemoteConfig, shape: Sequence[int]) -> None:
         self._volume = Volume(place, remote)
@@ -120,7 +120,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Folder:
-    """Where OME-Zarr images are written: a folder, or a URL."""
+    """The place to which OME-Zarr images are written: a folder, or a URL."""
 
     place: Location
     remote: RemoteConfig

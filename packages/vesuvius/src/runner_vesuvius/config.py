@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def halvings(self) -> tuple[int, int, int]:
-        """How often depth, height and width are halved."""
+        """Number of times that depth, height and width are halved."""
         if self.architecture == "resenc":
             return self.resenc.halvings
         return (len(self.multipliers) - 1,) * 3

@@ -63,7 +63,7 @@ class Images(_Regions):
 
 
 class Targets(_Regions):
-    """What `targets.prepare` makes of a label, computed of a region and `HALO` voxels around it."""
+    """The result of `targets.prepare` for a label, computed of a region and `HALO` voxels around it."""
 
     def __init__(self, pairs: Sequence[Pair], tube: int, wanted: set[str]) -> None:
         super().__init__(pairs)

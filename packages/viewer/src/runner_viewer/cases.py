@@ -1,4 +1,4 @@
-"""What is shown: records with their layers, the worst predictions first."""
+"""The cases to show: records with their layers, the worst predictions first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python calls first: `train`, `check`, `phantom` and `open`."""
+"""The functions that Python calls first: `train`, `check`, `phantom` and `open`."""
 
 from __future__ import annotations
 

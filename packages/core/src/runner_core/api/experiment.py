@@ -35,23 +35,23 @@ class Experiment(Run):
 
     @property
     def runs(self) -> list[Run]:
-        """Its runs that have begun."""
+        """The experiment's runs that have begun."""
         found = self._experiment
         return [Run(found.run(member).path) for member in found.members if found.begun(member)]
 
     @property
     def status(self) -> str:
-        """How far it is: done or unfinished."""
+        """The experiment's status: done or unfinished."""
         return "done" if all(map(self._experiment.done, self._experiment.members)) else "unfinished"
 
     @property
     def history(self) -> Rows:
-        """One row for each validation of each run, whose name is in `run`."""
+        """Table with a row for each validation of each run; `run` has the run's name."""
         return Rows({"run": run.path.name, **row} for run in self.runs for row in run.history)
 
     @property
     def steps(self) -> Rows:
-        """One row for each logged training step of each run, whose name is in `run`."""
+        """Table with a row for each logged training step of each run; `run` has the run's name."""
         return Rows({"run": run.path.name, **row} for run in self.runs for row in run.steps)
 
     @property

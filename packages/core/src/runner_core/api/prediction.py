@@ -119,7 +119,7 @@ class Predictor:
 
 
 class Prediction:
-    """What a network predicts of one record, in the record's own grid."""
+    """A network's prediction of one record, in the record's own grid."""
 
     def __init__(
         self, predictor: Predictor, record: AnyRecord, prediction: Any, remarks: Sequence[Finding], folder: Any

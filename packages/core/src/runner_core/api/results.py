@@ -104,7 +104,7 @@ class Scores(dict[str, float]):
 
 
 class Choices:
-    """What `select` found: the settings that it recommends, and whether they are better beyond the noise."""
+    """The result of `select`: the settings that it recommends, and whether they are better beyond the noise."""
 
     def __init__(self, found: Mapping[str, Any]) -> None:
         self.summary = dict(found)
@@ -132,7 +132,7 @@ class Choices:
 
 
 class Comparison:
-    """What `compare` found: a verdict for each run and score, the headline score first."""
+    """The result of `compare`: a verdict for each run and score, the headline score first."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -142,7 +142,7 @@ class Comparison:
 
     @property
     def verdicts(self) -> Rows:
-        """One row for each run and score: better, worse or cannot tell, the difference, its interval and p.
+        """Table of each run and score: better, worse or cannot tell, the difference, its interval and p.
 
         Empty if the runs cannot be compared; then `summary["notes"]` says why.
         """
@@ -163,7 +163,7 @@ class Comparison:
 
 
 class DataCheck:
-    """What `check` found in a data set."""
+    """The findings of `check` in a data set."""
 
     def __init__(self, audit: Audit, report: Path | None) -> None:
         self.audit = audit

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How far it is, as the report says it: running, scoring, interrupted (its process is gone), or how it ended.
+        """The run's status in the report: running, scoring, interrupted (its process is gone), or how it ended.
 
         It ended as done, stopped, unhealthy or failed.
         """
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its settings by dotted name."""
+        """The run's settings by dotted name."""
         return dict(flat_items(self._saved.sections))
 
     @property
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def history(self) -> Rows:
-        """One row for each validation: step, epoch, metrics, and the mean training loss since the one before."""
+        """Table of the validations: step, epoch, metrics, and the mean training loss since the one before."""
         rows, losses = Rows(), list[float]()
         for event in self._folder.checked_events():
             if event["event"] == "train" and isinstance(event.get("loss"), (int, float)):
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def steps(self) -> Rows:
-        """One row for each logged training step: loss and its terms, learning rate, samples per second."""
+        """Table of the logged training steps: loss and its terms, learning rate, samples per second."""
         events = [event for event in self._folder.checked_events() if event["event"] == "train"]
         rate = "samples_per_second"
         return Rows({**_shown(event), rate: event.get("timing", {}).get(rate)} for event in events)

@@ -1,4 +1,4 @@
-"""What Python calls for several trainings: `crossval`, `repeat` and `compare`."""
+"""The functions that Python calls for several trainings: `crossval`, `repeat` and `compare`."""
 
 from __future__ import annotations
 

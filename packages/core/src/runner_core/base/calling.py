@@ -1,4 +1,4 @@
-"""How the user called `runner`, for commands in messages that are pasted into the same terminal."""
+"""The word by which the user called `runner`, for commands in messages that are pasted into the same terminal."""
 
 from __future__ import annotations
 

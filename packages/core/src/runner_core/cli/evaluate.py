@@ -63,7 +63,7 @@ def evaluate_with(members: Sequence[Started[EvaluateOptions]]) -> tuple[Scores, 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is to be evaluated: the networks of `members` on `records`."""
+    """An evaluation to be done: the networks of `members` on `records`."""
 
     members: Sequence[Started[EvaluateOptions]]
     network: Infer | Ensemble

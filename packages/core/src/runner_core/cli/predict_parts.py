@@ -25,7 +25,7 @@ from runner_core.output.parts import HIDDEN, PartsFolder
 
 
 class Written:
-    """What this process has written into the folder `out`."""
+    """The files that this process has written into the folder `out`."""
 
     def __init__(self, project: Project, out: Path) -> None:
         self._judging, self._out = project.judging(), out
@@ -54,7 +54,7 @@ class Written:
 
 
 class WrittenPart(Written):
-    """What the parts have written into one folder. What a part has written whole is skipped when it starts again."""
+    """The files that parts have written into one folder. A part that starts again skips what it has written whole."""
 
     def __init__(
         self, project: Project, out: Path, folder: PartsFolder, part: Part, records: Sequence[AnyRecord]

@@ -191,7 +191,7 @@ class TrainConfig:
 
 @dataclass
 class ExchangeConfig:
-    """What several devices tell each other in a step; PyTorch only."""
+    """Settings of what several devices tell each other in a step; PyTorch only."""
 
     gradients: Literal["auto", "step", "micro_batch"] = "auto"
     """With micro-batches (train.accumulate): when gradients are exchanged. step: once per optimizer step, after the

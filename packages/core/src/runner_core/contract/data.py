@@ -106,7 +106,7 @@ class Pipeline(Protocol):
 
 
 class StoredArray(Protocol):
-    """One named array of every record, concatenated along the first axis if trailing shapes agree."""
+    """A named array of every record, concatenated along the first axis if trailing shapes agree."""
 
     dtype: np.dtype[Any]
     shapes: Sequence[tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""What an export format is given, and what a project says about its network outside runner.
+"""The objects that an export format is given: `ExportJob` and the types around it.
 
 A format is an entry point of the group `runner.exports`, a function `write(job: ExportJob) -> Sequence[Path]`, which
 `runner PROJECT export --to NAME` calls. The package runner-export has those for ONNX and others.
@@ -18,7 +18,7 @@ from runner_core.contract.setup import Trained
 
 @dataclass(frozen=True)
 class ExportJob:
-    """One network to write: the argument of an export format."""
+    """A network to write: the argument of an export format."""
 
     project: Project
     """The project, with the run's settings, and the statistics of its training records."""

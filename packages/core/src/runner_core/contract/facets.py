@@ -221,7 +221,7 @@ class Checks:
 
 @dataclass(frozen=True)
 class BlockWork:
-    """What is asked of `InBlocks.predict`: one record, or a part of it, by trained networks."""
+    """A request to `InBlocks.predict`: one record, or a part of it, by trained networks."""
 
     record: AnyRecord
     networks: Sequence[Infer]
@@ -376,7 +376,7 @@ class Judging:
 
 @dataclass(frozen=True)
 class Standalone:
-    """What surrounds an exported network, to be used without runner: `Project.standalone`."""
+    """The files and settings around an exported network that is used without runner: `Project.standalone`."""
 
     files: Sequence[Path] = ()
     """Python files that need NumPy alone. The first becomes predict.py: it reads predict.json beside it, takes the

@@ -1,4 +1,4 @@
-"""What one training step computes, so that two ways to compute it can be compared."""
+"""The results of one training step, so that two ways to compute it can be compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner_core.contract.values import Arrays
 
 @dataclass(frozen=True)
 class Way:
-    """How a step is computed to be compared.
+    """The way in which a step is computed to be compared.
 
     Attributes:
         plain: By the framework's own plain kernels: nothing is compiled, without cuDNN, oneDNN and fused attention.
@@ -30,7 +30,7 @@ class Way:
 
 @dataclass
 class Observed:
-    """What one step computed; all arrays are float32 on the host."""
+    """The results of one step; all arrays are float32 on the host."""
 
     values: Arrays = field(default_factory=dict)
     """The loss, its terms, the prediction, and the network's floating-point state afterwards, by name."""
@@ -49,7 +49,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """One tensor of the step that is wrong.
+    """A tensor of the step that is wrong.
 
     `error` is its relative error, `allowed` what rounding explains, `where` the slice in which it is largest.
     """

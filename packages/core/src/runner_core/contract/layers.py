@@ -1,4 +1,4 @@
-"""What viewers are told: the labels that a prediction holds, and a record as layers that lie upon each other."""
+"""Objects for viewers: the labels that a prediction holds, and a record as layers that lie upon each other."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def unnoticed(part: str) -> None:
 
 
 class Operation(NamedTuple):
-    """One operation of a step, as the framework starts it."""
+    """An operation of a step, as the framework starts it."""
 
     flops: int
     """Floating-point operations; 0 if they are not counted (all but matrix products and convolutions)."""

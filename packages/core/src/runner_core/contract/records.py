@@ -17,7 +17,7 @@ Place_co = TypeVar("Place_co", bound=Location, default=Path, covariant=True)
 
 @dataclass(frozen=True)
 class Record(Generic[Place_co]):
-    """One stored item: a core, a scan, a patient, a volume, a field.
+    """A stored item: a core, a scan, a patient, a volume, a field.
 
     `key` is unique in the data set. No split ever cuts a `group` (patient, scroll, plate). `files` maps roles ("image",
     "mask") to files or folders. `split` is train, validation or test if the data set's own folders name the split.

@@ -90,7 +90,7 @@ class CheckpointFormat(Protocol):
 
 @runtime_checkable
 class DividedFormat(Protocol):
-    """What a `CheckpointFormat` also has if each of several processes can write its rows of divided tensors.
+    """A `CheckpointFormat` with which each of several processes can write its rows of divided tensors.
 
     Without it, the first process gathers whole tensors and writes them alone.
     """
@@ -131,7 +131,7 @@ class Metric(Protocol):
 
 @runtime_checkable
 class Divisible(Protocol):
-    """What a `Metric` also has if the parts of several processes can be joined: each then validates only its share.
+    """A `Metric` whose parts of several processes can be joined: each process then validates only its share.
 
     One metric without these two makes every process validate the whole split.
     """
@@ -194,7 +194,7 @@ def collect_left_out() -> Iterator[list[Finding]]:
 
 @dataclass(frozen=True)
 class HealthEvent:
-    """One moment of a run. Which `facts` it has depends on `moment`; most are absent where they cannot be known.
+    """A moment of a run. Which `facts` it has depends on `moment`; most are absent where they cannot be known.
 
     start (before the first step of a new run):
       - `leaked_records`: for the splits train and validation, keys of records of the other split that its samples read.

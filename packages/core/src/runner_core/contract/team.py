@@ -16,7 +16,7 @@ from runner_core.contract.values import Arrays, Json
 
 
 class Exchange(Protocol):
-    """What the processes of a team tell each other in one thread of each."""
+    """The messages that the processes of a team exchange in one thread of each."""
 
     number: int
     """Number of this process, from 0."""

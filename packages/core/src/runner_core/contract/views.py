@@ -21,7 +21,7 @@ Soft = Callable[[Cropped, Infer], Arrays]
 
 @dataclass(frozen=True)
 class View:
-    """One way to look at a record, for test-time augmentation: a mirror or a turn, as its two functions."""
+    """A way to look at a record, for test-time augmentation: a mirror or a turn, as its two functions."""
 
     name: str
     """A short name without spaces, which users type: "mirror-x"."""

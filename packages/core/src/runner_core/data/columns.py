@@ -71,7 +71,7 @@ class Column(Sequence[Item]):
 
 
 class Same(Sequence[Item]):
-    """One value, `count` times.
+    """A column that has one value `count` times.
 
     >>> list(Same("a", 3)), Same("a", 3)[1:]
     (['a', 'a', 'a'], ['a', 'a'])
@@ -195,7 +195,7 @@ class SomeDigests(Column[str | None]):
 
     @property
     def complete(self) -> Digests | None:
-        """The same without copies, if none is None."""
+        """Return these digests without copies, if none is None."""
         return None if None in self else self._all
 
     @property

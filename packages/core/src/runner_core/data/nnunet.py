@@ -1,4 +1,4 @@
-"""What describes a dataset or predictions in nnU-Net's format; projects write the images and labels themselves.
+"""Files that describe a dataset or predictions in nnU-Net's format; projects write images and labels themselves.
 
 dataset.json         channel, labels, number of records
 splits_final.json    cross-validation by group, to put into nnUNet_preprocessed/DATASET: nnU-Net's own split is random

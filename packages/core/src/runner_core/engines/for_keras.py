@@ -1,4 +1,4 @@
-"""What a Keras training on several devices cannot have, found out before TensorFlow is imported (which is slow)."""
+"""Refusals of what Keras on several devices cannot have, before TensorFlow is imported (which is slow)."""
 
 from __future__ import annotations
 

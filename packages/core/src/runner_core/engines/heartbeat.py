@@ -26,7 +26,7 @@ _GRACE = 10.0
 
 
 class Store(Protocol):
-    """What all processes read and write."""
+    """A store that all processes read and write."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -35,7 +35,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class Member:
-    """One process of a training, as it introduced itself."""
+    """A process of a training, as it introduced itself."""
 
     host: str
     pid: int
@@ -73,7 +73,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Lost:
-    """What was found: the numbers of the lost processes, and a sentence about them."""
+    """The processes that were found to be lost: their numbers, and a sentence about them."""
 
     numbers: tuple[int, ...]
     text: str

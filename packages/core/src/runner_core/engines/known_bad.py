@@ -55,7 +55,7 @@ class KnownBad:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a training uses. `layers` are the names of its layers' classes, and of those that they derive from.
+    """Device, precision and layers of a training. `layers` names its layers' classes, and those that they derive from.
 
     `loaded` has versions of libraries that are in use, where they may differ from the installed distributions: cudnn.
     """

@@ -1,4 +1,4 @@
-"""Where processes without PyTorch meet and tell each other what they know: a gRPC server in the first of them.
+"""The meeting point of processes without PyTorch: a gRPC server in the first of them, at which all exchange values.
 
 grpcio comes with TensorFlow. The server keeps two things: named values (`Store` of the heartbeat), and rounds, in which
 each process brings one value and receives those of all.

@@ -1,4 +1,4 @@
-"""What a trainer says when the device's memory does not suffice, for any engine."""
+"""The messages of any engine's trainer when the device's memory does not suffice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer of any engine keeps until it is read: losses by step, on the device, and messages to the user."""
+"""Values that a trainer of any engine keeps until they are read: losses by step, on the device, and messages."""
 
 from __future__ import annotations
 

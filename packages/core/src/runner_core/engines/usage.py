@@ -37,7 +37,7 @@ class GpuUse:
 
 
 class Reading(NamedTuple):
-    """What a GPU said once."""
+    """The values that a GPU reported once."""
 
     busy: float
     """Share (0…1) of the last moment in which kernels ran."""
@@ -68,7 +68,7 @@ class CpuUse:
 
 
 class Gpu:
-    """One GPU as its driver sees it; `Gpu.find` returns None if the driver cannot be queried."""
+    """A GPU as its driver sees it; `Gpu.find` returns None if the driver cannot be queried."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle

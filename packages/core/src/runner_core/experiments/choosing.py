@@ -31,7 +31,7 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Choice:
-    """What may be chosen: values of settings, views, and the arms (sets of networks) that predict together."""
+    """The options of a choice: values of settings, views, and the arms (sets of networks) that predict together."""
 
     settings: tuple[tuple[str, Scalar], ...]
     views: tuple[str, ...]
@@ -52,7 +52,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Gain:
-    """How much better one set of scores is than another, over the same records."""
+    """The gain of one set of scores over another, on the same records."""
 
     found: Difference
     larger: bool
@@ -64,7 +64,7 @@ class Gain:
 
     @property
     def shown(self) -> bool:
-        """Whether it is an improvement beyond the noise."""
+        """True if the gain is an improvement beyond the noise."""
         low, high = self.interval
         return low > 0 if self.larger else high < 0
 

@@ -39,7 +39,7 @@ def _texts(found: Any) -> dict[str, str] | None:
 
 @dataclass(frozen=True)
 class Member:
-    """One run of an experiment, which may not have begun.
+    """A run of an experiment, which may not have begun.
 
     `fold` names the part of the data that this run does not train on, "" if folds are not what is varied. `settings`
     (by dotted name) are its own, over those that all members share.

@@ -1,4 +1,4 @@
-"""What several processes have done of one list of records, so that each does its part and the last one joins all.
+"""A record of what several processes have done of one list, so that each does its part and the last one joins all.
 
 FOLDER/
   parts.json        the number of parts, and what all have in common: weights, settings, records
@@ -42,7 +42,7 @@ class PartsFolder:
 
     @property
     def head(self) -> dict[str, Any]:
-        """What the parts have in common; empty if none has begun."""
+        """The entries that all parts have in common; empty if none has begun."""
         return read_json(self.path / _HEAD, dict, _REMEDY) or {}
 
     @property
@@ -141,7 +141,7 @@ class PartsFolder:
 
     @property
     def joined(self) -> dict[str, Any] | None:
-        """What `set_joined` wrote, or None before."""
+        """The value that `set_joined` wrote, or None before."""
         return read_json(self.path / _JOINED, dict, _REMEDY)
 
     def set_joined(self, found: Mapping[str, Json]) -> None:

@@ -1,4 +1,4 @@
-"""How far a run is: who started it, when, with which command, and whether it still runs.
+"""The progress of a run: who started it, when, with which command, and whether it still runs.
 
 starts.jsonl in the run folder has one line for each start: a new run has one, each resume adds one. It says of a
 running training what summary.json says of an ended one, and whether that file is of an earlier start.
@@ -46,7 +46,7 @@ def read_starts(run: RunFolder) -> list[Start]:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
+    """The progress of a run."""
 
     status: str
     """running, scoring, interrupted (its process is gone without a summary), done, stopped, unhealthy or failed."""

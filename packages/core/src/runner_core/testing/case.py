@@ -206,7 +206,7 @@ class Case:
 
     @cached_property
     def watched(self) -> tuple[Mapping[str, float], Sequence[str], Watcher]:
-        """The same in batches of four, and what the metrics were given."""
+        """The validation in batches of four, and what the metrics were given."""
         watcher = Watcher()
         self.setup.extra = [watcher]
         try:

@@ -26,7 +26,7 @@ _MOST = 60
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity: `values` as they are, `texts` as shown, one for each run."""
+    """A quantity: `values` as they are, `texts` as shown, one for each run."""
 
     name: str
     values: Sequence[Json]

@@ -1,4 +1,4 @@
-"""Which of several settings is better: `runner compare` pairs their scores over records and judges the difference.
+"""The verdict of `runner compare`: it pairs scores of several settings over records, and judges the difference.
 
 An arm is what one argument names: a run, or an experiment. The networks of an experiment with the same fold are
 replicates of each other (seeds). Only records that no network of their fold trained on, and that all of them scored, in
@@ -62,7 +62,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a comparison: `name` is how texts call it."""
+    """A side of a comparison: `name` is how texts call it."""
 
     name: str
     networks: Sequence[Network]
@@ -163,7 +163,7 @@ class Verdict:
 
     @property
     def answer(self) -> Answer:
-        """Whether `other` is better; "" if no direction or no uncertainty is known."""
+        """The answer to whether `other` is better; "" if no direction or no uncertainty is known."""
         if not self.direction or math.isnan(self.found.p):
             return ""
         low, high = self.interval
@@ -228,7 +228,7 @@ class Verdict:
 
     @property
     def basis(self) -> str:
-        """What it rests on: records, groups, networks."""
+        """The basis of the verdict: records, groups, networks."""
         records, groups = len(self.paired.groups), len(set(self.paired.groups))
         of = "" if groups == records else f" of {counted(groups, 'group')}"
         what = f"{counted(records, 'record')}{of}" if self.paired.by_record else "the score of the whole set"

@@ -1,4 +1,4 @@
-"""What opening the data found (records, their split), as files that all processes of a machine map into memory.
+"""The records and their split, as files that all processes of a machine map into memory.
 
 The first process lists the data and writes them. The others are told where, and which cache it opened, and list
 nothing. The files are plain .npy columns: rows of records are compressed there, which columns of Arrow that are mapped

@@ -1,4 +1,4 @@
-"""One training run: loaders, the engine's trainer, checkpoints, health and signals around the loop."""
+"""A training run: loaders, the engine's trainer, checkpoints, health and signals around the loop."""
 
 from __future__ import annotations
 

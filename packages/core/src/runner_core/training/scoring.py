@@ -1,4 +1,4 @@
-"""What an evaluation learns from one record, and the same as a line of JSON, so that processes can divide the records.
+"""The scores of one record in an evaluation, also as a line of JSON, so that processes can divide the records.
 
 A line gives back what it was made from, bit for bit: whoever has the lines of all records has the evaluation.
 """
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass
 class Scored:
-    """What an evaluation learns from one record."""
+    """The scores of one record in an evaluation."""
 
     row: Row
     curves: Mapping[str, Curve] = field(default_factory=dict)

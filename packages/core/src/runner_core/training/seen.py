@@ -1,4 +1,4 @@
-"""What a run was trained on: its split (split.yaml), digests of its records (contents.json), and the runs before it.
+"""The data of a run's training: its split (split.yaml), its records' digests (contents.json), and the runs before it.
 
 In other data names say little: "sub-01" is another person there, and a copy under another name is the same scan.
 """
@@ -215,7 +215,7 @@ def read_contents(run: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What one run was trained on: groups and record keys in its data (`source`), and record key → digest."""
+    """The training data of one run: groups and record keys in its data (`source`), and record key → digest."""
 
     run: str
     source: str
@@ -225,7 +225,7 @@ class TrainedRun:
 
 @dataclass(frozen=True)
 class History:
-    """What the weights of a run, and those that they started from, were trained on.
+    """The training data of a run's weights, and of those that they started from.
 
     Attributes:
         runs: The run and those before it.

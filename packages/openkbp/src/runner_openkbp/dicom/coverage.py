@@ -1,4 +1,4 @@
-"""Whether a CT shows all that was drawn on it: a series that lost its first or last slices looks whole by itself."""
+"""Checks that a CT shows all that was drawn on it: a series that lost its first or last slices looks whole."""
 
 from __future__ import annotations
 

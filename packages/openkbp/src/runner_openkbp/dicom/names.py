@@ -38,7 +38,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class Table:
-    """What a clinic calls its structures: patterns by region, prescriptions (Gy) by pattern, names to leave out."""
+    """A clinic's names of its structures: patterns by region, prescriptions (Gy) by pattern, names to leave out."""
 
     patterns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     prescriptions: Mapping[str, float] = field(default_factory=dict)

@@ -28,7 +28,7 @@ _STUDY = ("StudyInstanceUID", "StudyDate", "StudyTime", "ReferringPhysicianName"
 
 @dataclass(frozen=True)
 class Refers:
-    """What a dose refers to, beside its CT: files of the patient that exist."""
+    """The files of the patient that a dose refers to, beside its CT."""
 
     structures: Any
     """The RT Structure Set (pydicom Dataset)."""

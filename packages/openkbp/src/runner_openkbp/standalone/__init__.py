@@ -1,4 +1,4 @@
-"""What surrounds an exported network where runner is not installed: `predict.py`, and the numbers that it reads."""
+"""The files around an exported network where runner is not installed: `predict.py`, and the numbers that it reads."""
 
 from __future__ import annotations
 

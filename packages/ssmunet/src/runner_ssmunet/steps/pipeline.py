@@ -32,7 +32,7 @@ _PIXELS = 16384
 
 
 class Place(NamedTuple):
-    """Where a step works: a core's `measured` axis, the kept `axis`, and the core's `name` for messages."""
+    """The place where a step works: a core's `measured` axis, the kept `axis`, and the core's `name` for messages."""
 
     measured: Array
     axis: Axis
@@ -59,7 +59,7 @@ class Pipeline:
 
     @property
     def key(self) -> Mapping[str, Json]:
-        """What the cached steps read, for the key of the cache."""
+        """The values that the cached steps read, for the key of the cache."""
         values: dict[str, Json] = {"steps": list(self.cached)}
         for name in (name for step in self.cached for name in USES.get(step, ())):
             value = getattr(self.settings, name)

@@ -58,7 +58,7 @@ def as_bytes(array: Array) -> memoryview:
 
 
 class ArrayWriter:
-    """One named array of all records, appended record by record."""
+    """A named array of all records, appended record by record."""
 
     def __init__(self, path: Path, storage: Storage) -> None:
         self._path, self._storage = path, storage

@@ -148,7 +148,7 @@ class Damaged(BadInput):
 
 @dataclass(frozen=True)
 class ArrayMeta:
-    """One array of a cache.
+    """The shape, type and place of one array of a cache.
 
     Attributes:
         file: Name of its file or folder.

@@ -32,7 +32,7 @@ AHEAD = "ahead"
 
 @dataclass(frozen=True)
 class Entry:
-    """One cache.
+    """A cache on the disk: its folder, size and use.
 
     Attributes:
         folder: Its folder.

@@ -1,4 +1,4 @@
-"""What meta.json says of each record, for a cache with many: columns in files of their own, mapped by all processes."""
+"""The entries of meta.json for each record of a large cache: columns in files of their own, mapped by all processes."""
 
 from __future__ import annotations
 

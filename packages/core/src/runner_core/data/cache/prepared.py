@@ -164,7 +164,7 @@ class PreparedCache:
 
     @property
     def prepares_ahead(self) -> bool:
-        """Whether there is anything to build ahead of a training."""
+        """True if there is anything to build ahead of a training."""
         return not self._live_mode
 
     def build(

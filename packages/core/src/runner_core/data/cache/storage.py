@@ -33,7 +33,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 class ArrayFile(Protocol):
-    """One array of every record, written in the records' order."""
+    """An array of every record, written in the records' order."""
 
     def append(self, array: Array) -> None:
         """Append the next record's array (C-contiguous, maybe empty); raise OSError if the disk is full."""

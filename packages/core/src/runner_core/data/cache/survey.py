@@ -1,4 +1,4 @@
-"""What is prepared already of some records: the cache of exactly these, records in other caches, and those ahead."""
+"""A survey of what is prepared already of some records: their own cache, records in other caches, and those ahead."""
 
 from __future__ import annotations
 

@@ -329,7 +329,7 @@ class StreamStore:
 
 
 class StreamedArray:
-    """One array of every record."""
+    """An array of every record."""
 
     def __init__(self, store: StreamStore, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self._store, self._name, self.dtype = store, name, dtype

@@ -1,4 +1,4 @@
-"""What a training changes in this process's Keras: the precision of new layers, and the random generators.
+"""The state of Keras in this process that a training changes: the precision of new layers, and random generators.
 
 TensorFlow keeps its devices, threads and determinism until the process ends.
 """

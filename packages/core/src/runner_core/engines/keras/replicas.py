@@ -16,7 +16,7 @@ from runner_core.contract import Tensors
 
 
 class Replicas(Protocol):
-    """How a step is computed on the devices of this process."""
+    """The way in which a step is computed on the devices of this process."""
 
     count: int
 

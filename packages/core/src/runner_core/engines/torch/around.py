@@ -1,4 +1,4 @@
-"""What every way to share a network needs: a module around it, whose forward pass runs any function."""
+"""A module around the network, whose forward pass runs any function: every way to share a network needs it."""
 
 from __future__ import annotations
 

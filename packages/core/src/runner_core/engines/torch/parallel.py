@@ -1,4 +1,4 @@
-"""How several processes share one network: DDP and FSDP."""
+"""The ways in which several processes share one network: DDP and FSDP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Parallel(Protocol):
 
     @property
     def exchange(self) -> Mapping[str, str]:
-        """What processes exchange in a step, by the name of the setting that decides it."""
+        """The form in which processes exchange tensors in a step, by the setting that decides it."""
         ...
 
     def train(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
@@ -68,7 +68,7 @@ class Parallel(Protocol):
 
 
 class Single:
-    """One process: functions are called directly."""
+    """The way of a single process: functions are called directly."""
 
     name = "single"
     unused: list[str] | None = None

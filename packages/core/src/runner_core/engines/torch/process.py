@@ -1,4 +1,4 @@
-"""What a training changes in this process's PyTorch: settings of its backends, and its random generators."""
+"""The state of PyTorch in this process that a training changes: settings of its backends, and random generators."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class TorchTrainer:
 
     @property
     def exchange(self) -> Mapping[str, str]:
-        """What processes exchange in a step, by the name of the setting that decides it; known after the first step."""
+        """The form in which processes exchange tensors, by the setting that decides it; known after the first step."""
         features = ranks.gathered_by()
         return {**self.learning.parallel.exchange, **({} if features is None else {"exchange.features": features})}
 

@@ -1,4 +1,4 @@
-"""What goes with a network that leaves: a model card, a research object crate, and what is needed to train it again.
+"""The files that go with an exported network: model card, research object crate, and what trains it again.
 
     card.json               all facts, for programs: `facts.py` collects them from a run
     MODEL_CARD.md           the same for people, with the worst cases' pictures in figures/: `text.py`

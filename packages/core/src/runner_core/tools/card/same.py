@@ -16,7 +16,7 @@ Verdict = Literal["same bits", "same scores", "not reproduced"]
 
 @dataclass(frozen=True)
 class Sameness:
-    """What differs between two trainings.
+    """The differences between two trainings.
 
     Attributes:
         verdict: Whether the weights are the same bits, or at least the scores agree.

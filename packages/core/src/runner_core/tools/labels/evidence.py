@@ -1,4 +1,4 @@
-"""How a record's label differs from what the networks say, in a few numbers that other records' are compared with."""
+"""Numbers that say how a record's label differs from what the networks say, to be compared with other records'."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOME = 0.1
 
 @dataclass(frozen=True)
 class Sign:
-    """One way in which a label can be wrong. `least` is the smallest spread between records that is believed."""
+    """A way in which a label can be wrong. `least` is the smallest spread between records that is believed."""
 
     name: str
     least: float

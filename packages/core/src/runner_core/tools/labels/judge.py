@@ -29,7 +29,7 @@ FEW = 10
 
 @dataclass(frozen=True)
 class Stored:
-    """What the networks said of a record, and its label, in a file."""
+    """A file with what the networks said of a record, and its label."""
 
     record: AnyRecord
     file: Path

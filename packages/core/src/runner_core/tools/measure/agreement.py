@@ -1,4 +1,4 @@
-"""Whether two trials learn the same: losses of equal steps, or of equal numbers of samples."""
+"""A test of whether two trials learn the same: losses of equal steps, or of equal numbers of samples."""
 
 from __future__ import annotations
 

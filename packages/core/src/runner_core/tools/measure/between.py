@@ -24,7 +24,7 @@ _VALIDATION_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Event:
-    """One event: it takes `seconds`, every `every` steps; `setting` decides how often."""
+    """An event that takes `seconds`, every `every` steps; `setting` decides how often."""
 
     seconds: float
     every: float

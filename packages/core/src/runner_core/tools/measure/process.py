@@ -31,7 +31,7 @@ _PATIENCE = 3.0
 
 
 class TrialFailed(RunnerError):
-    """These settings cannot be measured.
+    """Raised if settings cannot be measured.
 
     `memory` means that memory did not suffice. `output` is the process's last output. `waited` means that it only took
     too long.

@@ -1,4 +1,4 @@
-"""One combination of settings under measurement, alive in its own process.
+"""A combination of settings under measurement, alive in its own process.
 
 The process (`runner_core.tools.measure.worker`) trains for as many steps as requested, then waits. Several can be alive
 at once and take turns, so that a machine with varying speed slows all of them alike.

@@ -38,7 +38,7 @@ Read = Callable[[Path], State]
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference.
+    """A difference between a resumed run and an uninterrupted one.
 
     `where` is log, checkpoint, picture or summary, and `what` the value in it. `reference` and `here` are that value in
     the two runs, as text. `extent` says how much else differs there.

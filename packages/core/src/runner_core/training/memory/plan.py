@@ -73,7 +73,7 @@ _WORKER = 80_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the memory.
+    """A part of the memory.
 
     Parts whose `moment` is "step" and parts whose `moment` is "checkpoint" are not in memory at the same time.
     """

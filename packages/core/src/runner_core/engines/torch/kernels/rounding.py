@@ -1,4 +1,4 @@
-"""Each operation off at random, by as much as its dtype rounds."""
+"""A mode in which each operation is off at random, by as much as its dtype rounds."""
 
 from __future__ import annotations
 

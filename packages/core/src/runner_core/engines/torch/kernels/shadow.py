@@ -1,4 +1,4 @@
-"""Each operation once more in float64 by plain kernels, and compared."""
+"""A mode that computes each operation once more in float64 by plain kernels, and compares both."""
 
 from __future__ import annotations
 
