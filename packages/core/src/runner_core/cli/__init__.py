@@ -59,6 +59,13 @@ BIDS_APP = "bids-app"
 Command = Callable[[str, Sequence[str]], int]
 
 
+def script() -> None:
+    """Run the command line that was typed, and end the process."""
+    from runner_core.base.interpreter import leave
+
+    leave(main)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 

@@ -125,17 +125,20 @@ def largest_object(mask: Array) -> Array:
     Every voxel starts with its own number. Sweeps along each axis, both ways, carry the larger number on until nothing
     changes. Each object then has one number.
     """
-    labels = np.where(mask, np.arange(1, mask.size + 1, dtype=np.int64).reshape(mask.shape), 0)
+    kind = np.int32 if mask.size < np.iinfo(np.int32).max else np.int64
+    labels = np.arange(1, mask.size + 1, dtype=kind).reshape(mask.shape) * mask
+    inside = [np.ascontiguousarray(np.moveaxis(mask, axis, 0)).astype(kind) for axis in range(mask.ndim)]
     previous = -1
-    while (total := int(labels.sum())) != previous:  # labels only ever grow, so an equal sum means no change
+    while (total := int(labels.sum(dtype=np.int64))) != previous:  # labels only ever grow: an equal sum is no change
         previous = total
-        for axis in range(mask.ndim):
-            planes = np.moveaxis(labels, axis, 0)
-            inside = np.moveaxis(mask, axis, 0)
+        for axis, within in enumerate(inside):
+            planes = np.ascontiguousarray(np.moveaxis(labels, axis, 0))
             for sweep in (range(1, len(planes)), range(len(planes) - 2, -1, -1)):
                 for i in sweep:
-                    plane, before = planes[i, ...], planes[i - sweep.step, ...]
-                    np.maximum(plane, before, out=plane, where=inside[i])
+                    plane = planes[i, ...]
+                    np.maximum(plane, planes[i - sweep.step, ...], out=plane)
+                    np.multiply(plane, within[i, ...], out=plane)
+            labels = np.moveaxis(planes, 0, axis)
     sizes = np.bincount(labels.ravel())
     sizes[0] = 0
     return mask & (labels == int(np.argmax(sizes)))

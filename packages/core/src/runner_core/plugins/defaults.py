@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner_core.base.errors import BadInput
+from runner_core.base.interpreter import without_collecting
 from runner_core.config import RunConfig
 from runner_core.contract import (
     Cache,
@@ -145,7 +146,8 @@ def _framework(project: Project) -> Iterator[None]:
     if chosen not in ("", "tensorflow", "jax"):
         raise BadInput(f"KERAS_BACKEND is {chosen}: set it to tensorflow (the default) or jax")
     try:
-        yield
+        with without_collecting():
+            yield
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "keras", "tensorflow", "jax"):
             raise

@@ -6,7 +6,6 @@ for each of them. The fork has its own folder, environment, output and end, like
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib
 import json
@@ -16,11 +15,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
+
+from runner_core.base.interpreter import leave
 
 COMMANDS = ("numpy", "tyro", "yaml", "runner_core.cli.train", "runner_core.cli.evaluate", "runner_core.training.run")
 TORCH = ("runner_core.engines.torch.engine", "torch._dynamo", "torch._inductor.config")
@@ -127,23 +126,4 @@ def become(request: Mapping[str, object], files: Sequence[int], path: Sequence[s
     if (torch := sys.modules.get("torch")) and (threads := environment.get("OMP_NUM_THREADS")):
         torch.set_num_threads(int(threads))
     gc.freeze()
-    _leave(pkgutil.resolve_name(str(request["call"])))
-
-
-def _leave(call: Callable[[], object]) -> None:
-    """Call the function and end as Python ends, but without the slow teardown of all modules.
-
-    The teardown takes longer than most commands.
-    """
-    try:
-        code = call()
-    except SystemExit as error:
-        code = error.code
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    leave(pkgutil.resolve_name(str(request["call"])))
