@@ -32,6 +32,13 @@ def _apart(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
+def column_is_wrong(dtype):
+    """Whether this oneDNN and processor multiply with a column of a wider matrix wrongly (oneDNN#4209)."""
+    a, wide = torch.randn(64, 1000).to(dtype), torch.randn(1000, 17).to(dtype)
+    right = a.double() @ wide[:, :1].double()
+    return float((a @ wide[:, :1] - right).norm() / right.norm()) > 0.1
+
+
 RIGHT = {
     "channels last": toy.LAST,
     "bfloat16": toy.HALF,
@@ -111,6 +118,40 @@ def test_wrong_kernels_are_found_and_blamed(name):
         assert len(found.blamed) == 1
         assert blamed in found.blamed[0]
         assert found.off
+
+
+class OfAColumn(torch.nn.Module):
+    """A layer is fed with one column of a wider matrix, and the output of another is joined to others by cat.
+
+    Two samples give products that are too small for oneDNN: a whole batch's are not.
+    """
+
+    def __init__(self, joined):
+        super().__init__()
+        self.wide, self.joined = torch.nn.Linear(2, 24), joined
+        self.column, self.one, self.head = torch.nn.Linear(1, 8), torch.nn.Linear(24, 1), torch.nn.Linear(9, 1)
+
+    def forward(self, image):
+        x = torch.nn.functional.silu(self.wide(image.flatten(2).transpose(1, 2)))  # (B, 64, 24)
+        if self.joined:
+            return self.head(torch.cat([self.one(x), x[..., :8]], -1).sin()).mean((1, 2))
+        return self.head(torch.cat([self.column(x[..., :1]), x[..., :1]], -1).sin()).mean((1, 2))
+
+
+@pytest.mark.skipif(not column_is_wrong(torch.bfloat16), reason="oneDNN multiplies a column rightly here")
+@pytest.mark.parametrize("mode", ["bfloat16", "float16"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_wrong_products_of_a_column_are_found_and_the_run_goes_without_16_bits(monkeypatch, joined, mode):
+    if not column_is_wrong(getattr(torch, mode)):
+        pytest.skip("oneDNN multiplies a column rightly in this dtype")
+    monkeypatch.setattr(toy, "Net", lambda own: OfAColumn(joined))
+    setup, data = toy.setup(precision__mode=mode)
+    found = prove(setup, data, lambda text: None)
+    assert (found.status, found.off, found.switched) == ("wrong", {"precision.mode": "float32"}, True), found.text
+    assert ("one" if joined else "column") in found.layer, found.layer
+    assert f"mm ({mode}" in found.text
+    assert setup.precision.compute == "float32"
+    assert verify(setup, data).status == "right"
 
 
 def test_a_wrong_option_is_switched_off_and_the_run_says_so():

@@ -64,12 +64,35 @@ def test_a_run_meets_what_its_versions_and_settings_have(monkeypatch: pytest.Mon
     assert met(Run(device="cuda", compute="float32", capability=9)) == set()
 
 
+@pytest.mark.torch
+def test_the_table_has_the_wrong_products_of_this_processor_and_no_others() -> None:
+    torch = pytest.importorskip("torch")
+    row = next(row for row in table() if row.issue.endswith("/oneDNN/pull/4209"))
+    for dtype in (torch.bfloat16, torch.float16):
+        a, wide = torch.randn(64, 1000).to(dtype), torch.randn(1000, 17).to(dtype)
+        right = a.double() @ wide[:, :1].double()
+        wrong = float((a @ wide[:, :1] - right).norm() / right.norm()) > 0.1
+        named = row in known_bad(Run(device="cpu", compute=str(dtype).removeprefix("torch.")))
+        if dtype == torch.bfloat16 or module.cpu_flags() >= {"avx512_fp16"}:
+            assert named == wrong, dtype
+        else:
+            assert named >= wrong, "one row for both, though float16 needs a newer processor"
+    assert row not in known_bad(Run(device="cpu", compute="float32"))
+    assert row not in known_bad(Run(device="cuda", compute="bfloat16"))
+
+
 def test_doctor_names_the_faults_of_this_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, torch="2.10.0", cudnn="9.10.2")
+    monkeypatch.setattr(module, "cpu_flags", frozenset)
     said = list(doctor.faults(on_gpu=True))
     assert len(said) == 3
     assert re.search(r"torch 2\.10\.0; .*/190796\): .*\[only with train\.compile is on\]", said[0])
     assert re.search(r"/166122\): .*or ConvTranspose3d, train\.channels_last off\]", said[2])
+    assert list(doctor.faults(on_gpu=False)) == []
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    (said,) = doctor.faults(on_gpu=False)
+    assert re.search(r"/oneDNN/pull/4209\): .*\[only with a training on the CPU, precision bfloat16 or float16\]", said)
+    installed(monkeypatch, torch="2.11.0")
     assert list(doctor.faults(on_gpu=False)) == []
 
 
@@ -90,6 +113,7 @@ def test_a_training_switches_off_what_it_can_and_says_the_rest(compiles: bool, m
         KnownBad(what="wrong sums", layers=("Linear",), **fault),
         KnownBad(what="wrong products", layers=("Conv3d",), **fault),
         KnownBad(what="wrong gradients", compile=True, mended=True, **fault),
+        KnownBad(what="wrong columns", compute=("bfloat16",), compared=True, **fault),
     )
     installed(monkeypatch, torch="2.10.0")
     monkeypatch.setattr(module, "table", lambda: rows)
@@ -99,6 +123,8 @@ def test_a_training_switches_off_what_it_can_and_says_the_rest(compiles: bool, m
     where = "(torch 2.10.0; https://github.com/a/b/issues/1): do so"
     expected = [("warning", f"wrong sums {where}"), ("note", f"wrong gradients {where}")]
     assert [(finding.level, finding.message) for finding in found] == expected[: 1 + compiles]
+    half = faults(torch.nn.Identity(), Precision("bfloat16"), False, torch.device("cpu"), compared=compiles)
+    assert [finding.level for finding in half] == ["note" if compiles else "warning"]
 
 
 @pytest.mark.torch

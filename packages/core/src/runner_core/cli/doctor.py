@@ -165,13 +165,14 @@ def cuda_only(build: str) -> Iterator[str]:
 def faults(on_gpu: bool) -> Iterator[str]:
     """Yield what the installed versions are known to compute wrongly or slowly on this machine."""
     for row in known_bad():
-        if on_gpu or not row.device:
+        if on_gpu or row.device != "cuda":
             yield f"known fault: {row.text}{_met(row)}"
 
 
 def _met(row: KnownBad) -> str:
     """Return which trainings meet a fault, in brackets."""
     conditions = (
+        (row.device == "cpu", "a training on the CPU"),
         (row.compile, "train.compile is on"),
         (row.compute, f"precision {' or '.join(row.compute)}"),
         (row.layers, " or ".join(row.layers)),

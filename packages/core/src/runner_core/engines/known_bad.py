@@ -22,6 +22,7 @@ class KnownBad:
     remedy: str
     packages: Mapping[str, str]
     device: str = ""
+    cpu: tuple[str, ...] = ()
     capability: int = 0
     compute: tuple[str, ...] = ()
     compile: bool = False
@@ -29,6 +30,7 @@ class KnownBad:
     channels_last: bool | None = None
     modules: tuple[str, ...] = ()
     mended: bool = False
+    compared: bool = False
 
     @property
     def text(self) -> str:
@@ -41,6 +43,8 @@ class KnownBad:
         """Return whether the installed versions have this fault, and, if a run is given, whether it meets it."""
         loaded = {} if run is None else run.loaded
         if not all(_matches(loaded.get(name) or _installed(name), wanted) for name, wanted in self.packages.items()):
+            return False
+        if not cpu_flags().issuperset(self.cpu):
             return False
         return run is None or (
             self.device in ("", run.device)
@@ -81,6 +85,16 @@ def table() -> tuple[KnownBad, ...]:
 
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
     return tuple(KnownBad(**{name: _tuple(value) for name, value in row.items()}) for row in yaml.safe_load(text))
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Return what the processor can compute, by Linux's names (avx512_bf16); empty where Linux does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
 
 
 def _tuple(value: Any) -> Any:

@@ -54,7 +54,10 @@ class TorchTrainer:
         self.network, self.optimizer = learning.network, learning.optimizer
         self.strategy = learning.parallel.name
         last = self.config.channels_last == "on"
-        self.faults: Sequence[Finding] = list(faults(self.network, setup.precision, learning.compiles, device, last))
+        kernels = config.kernels == "check" and team.count == 1
+        self.faults: Sequence[Finding] = list(
+            faults(self.network, setup.precision, learning.compiles, device, last, kernels)
+        )
         self._weights = Weights(averaged(self.network))
         self._feed = feed(device)
         self._gather = DeviceRows(data.samples["train"], device) if data.store.device else None

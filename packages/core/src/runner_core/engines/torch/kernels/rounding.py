@@ -30,7 +30,8 @@ _MAKES = ("new_", "empty", "zeros", "ones", "full", "rand")
 _LEAST_TERMS = 8.0
 """Roundings that every operation may have: a batch_norm in float32 was 7 of them off, and no fault is that small."""
 _LOOKED_AT = 256
-_HALVES = {torch.bfloat16: EPS["bfloat16"], torch.float16: EPS["float16"]}
+HALVES = {torch.bfloat16: EPS["bfloat16"], torch.float16: EPS["float16"]}
+"""16-bit dtypes, and the largest relative error of rounding to them."""
 _NORMALISES = re.compile("norm|softmax|loss|var|std")
 _PRODUCTS = ("convolution", "mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "linear", "_scaled_dot_product")
 
@@ -57,7 +58,7 @@ class Rounding(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = floats_of(func, args, kwargs)
-        if not any(leaf.dtype in _HALVES for leaf in given) or torch.Tag.nondeterministic_seeded in func.tags:
+        if not any(leaf.dtype in HALVES for leaf in given) or torch.Tag.nondeterministic_seeded in func.tags:
             result = func(*args, **kwargs)
             return tree_map(lambda leaf: self._rounded(func, given, leaf, None), result) if given else result
         key = func, tuple(leaf.dtype for leaf in given), str(kwargs.get("dtype"))
@@ -95,7 +96,7 @@ def relative_errors(
     The first is a share of the result, which is rounded to `dtype`, the second a share of the terms that are added up.
     """
     # some kernels round to the narrowest dtype that they are given
-    own = max(_HALVES.get(one, 0.0) for one in (dtype, *(leaf.dtype for leaf in given)))
+    own = max(HALVES.get(one, 0.0) for one in (dtype, *(leaf.dtype for leaf in given)))
     count = max(_LEAST_TERMS, math.sqrt(terms(func, given, result)))
     if _NORMALISES.search(func.overloadpacket.__name__):  # layer_norm adds gradients up in 16 bits on a CPU
         own *= count

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from runner_core.contract.kernels import Disagreement
 from runner_core.engines.torch.kernels.plain import plain_kernels
-from runner_core.engines.torch.kernels.rounding import floats_of, relative_errors, widened
+from runner_core.engines.torch.kernels.rounding import HALVES, floats_of, relative_errors, widened
 from runner_core.engines.torch.parallel import CHANNELS_LAST
 
 
@@ -41,6 +41,13 @@ class Shadow(TorchDispatchMode):
         result = func(*args, **kwargs)
         if not given or torch.Tag.nondeterministic_seeded in func.tags:
             return result
+        self._compare(func, args, kwargs, given, result)
+        if (larger := _larger(func, args)) is not None:
+            product = torch.ops.aten.mm.default
+            self._compare(product, larger, {}, larger, product(*larger))
+        return result
+
+    def _compare(self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
         with plain_kernels():
             right = widened(func, args, kwargs, torch.float64)
             if right is not None:
@@ -48,7 +55,6 @@ class Shadow(TorchDispatchMode):
                 for number, (one, other) in enumerate(pairs):
                     if isinstance(one, Tensor) and one.is_floating_point() and one.numel():
                         self._judge(func, args, kwargs, given, number, one, other)
-        return result
 
     def _judge(
         self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor], number: int, one: Tensor, right: Tensor
@@ -71,6 +77,26 @@ class Shadow(TorchDispatchMode):
             kinds = ", ".join(dict.fromkeys(str(leaf.dtype).removeprefix("torch.") for leaf in given))
             what = f"{key[1]} ({kinds}{', channels last' if any(map(_last, given)) else ''}) in {key[0] or 'the loss'}"
             self.wrong.setdefault(key, Disagreement("operation", what, share, share / ratio))
+
+
+_FOR_ONEDNN = 16**3
+"""PyTorch gives products in 16 bits to oneDNN on a CPU if they take more multiplications (mkldnn/Matmul.cpp)."""
+
+
+def _larger(func: Any, args: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the matrices of a product on a CPU, one of them repeated until oneDNN multiplies them; else None.
+
+    Only a few samples are compared, and the products of a whole batch may be computed by other code. oneDNN's faults
+    come with the layout of a matrix of one column or row (oneDNN#4209), so the other one is repeated.
+    """
+    if func not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+        return None
+    a, b = args[-2:]
+    work = a.shape[0] * b.numel()
+    if a.device.type != "cpu" or a.dtype not in HALVES or not 0 < work <= _FOR_ONEDNN:
+        return None
+    times = _FOR_ONEDNN // work + 1
+    return (a.repeat(times, 1), b) if a.shape[0] >= b.shape[1] else (a, b.repeat(1, times))
 
 
 _SHADOW_MARGIN = 4.0
