@@ -14,15 +14,15 @@ from runner_core.base.interpreter import leave
 
 class Slow:
     def __del__(self):
-        print("taken down")
+        print("taken down", file=sys.__stdout__)
 
 kept = Slow()
 kept.itself = kept
-atexit.register(print, "atexit")
+atexit.register(print, "atexit", file=sys.stdout)
 sys.stdout.reconfigure(line_buffering=False)
 
 def end():
-    threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+    threading.Thread(target=lambda: (time.sleep(0.1), print("thread", file=sys.__stdout__))).start()
     print("called")
     {how}
 """
@@ -39,6 +39,7 @@ def ended(how: str, then: str = "leave(end)") -> subprocess.CompletedProcess[str
     [
         ("return 3", 3, ""),
         ("return None", 0, ""),
+        ("sys.stdout = None", 0, ""),
         ("sys.exit('why')", 1, "why\n"),
         ("raise ValueError('unexpected')", 1, "ValueError: unexpected\n"),
     ],

@@ -48,8 +48,9 @@ def leave(call: Callable[[], object]) -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     try:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+            if stream is not None:  # it was closed before Python started
+                stream.flush()
     except (OSError, ValueError):
         sys.exit(code)
     os._exit(code if isinstance(code, int) else int(code is not None))
