@@ -82,12 +82,24 @@ def _turn(item: pytest.Item) -> int:
     return 1 if item.get_closest_marker("slow") else 2
 
 
+LONG_CHECKS = {
+    "brainunet": "prepare_settings_name_what_prepare_reads",
+    "dinocell": "judgement_fits_together",
+    "vesuvius": "prepare_settings_name_what_prepare_reads",
+}
+"""Checks of our projects' contracts that take more than 10 s."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` is looked at
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the kill check of our projects' contracts once a week: tests/test_resume.py kills each of them more often.
 
     Long tests come first, so that no process waits for the last one.
     """
+    for item in items:
+        for project, check in LONG_CHECKS.items():
+            if f"packages/{project}/tests/test_contract.py" in item.nodeid and f"[{check}]" in item.name:
+                item.add_marker("slow")
     items.sort(key=_turn)
     for item in items:
         if "[killed_and_resumed_equals_never_killed]" in item.name:

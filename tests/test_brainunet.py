@@ -44,6 +44,7 @@ def test_the_demo_learns_to_strip_skulls(runner: Runner, tmp_path: Path) -> None
     assert list((run / "checkpoints").glob("step-*/manifest.json"))
 
 
+@pytest.mark.slow
 def test_real_scans_from_training_to_masks(runner: Runner, real_brains: Path, tmp_path: Path) -> None:
     """Every step of the way runs on real scans; how good it gets is measured elsewhere (docs)."""
     run = tmp_path / "run"
@@ -145,6 +146,7 @@ def test_a_table_of_a_flat_folder_is_guessed_and_then_read(runner: Runner, tmp_p
     assert "there is no such folder" in runner("brainunet", "init-data", "nothing").stderr
 
 
+@pytest.mark.slow
 def test_a_scan_that_is_turned_thinned_or_shaded_gets_the_same_brain(real_brains: Path) -> None:
     """The network was trained on this scan: this tests grids, orientations and shading, not generalisation."""
     path = real_brains / "sub-openms04/sub-openms04_ses-1_T1w.nii.gz"

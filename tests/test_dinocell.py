@@ -126,6 +126,7 @@ def test_a_short_run_on_the_phantom(runner: Runner, tmp_path: Path) -> None:
     assert all(line["replaced_by"] != line["record"] for line in bad)
 
 
+@pytest.mark.slow
 def test_real_images_from_a_folder_and_from_s3(runner: Runner, s3: S3, real_plate: Path, tmp_path: Path) -> None:
     """Training, retrieval, embeddings and the exported network are the same, wherever the images lie."""
     for file in sorted(real_plate.iterdir()):

@@ -149,6 +149,7 @@ def test_the_examples_own_tests_pass(installed: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_with_the_zarr_cache_is_the_run_with_the_cores(place: Place) -> None:
     said = place.run("toy", "train", "--run-dir", "zarr", "--train.workers", "2", *WITHOUT_TIMES)
     assert "cache (zarr)" in said
@@ -250,6 +251,7 @@ def test_a_run_tells_the_webhook_how_it_fares(place: Place) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_extension_of_the_page_is_installed_used_and_left_out(tmp_path: Path) -> None:
     """docs/write-an-extension.md: the files that it prints, then its commands (with the toy in place of brainunet)."""
     if shutil.which("uv") is None:

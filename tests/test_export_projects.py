@@ -75,9 +75,10 @@ def small_head(folder: Path, dtype: type, axes: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {},
-    pytest.param({"views": ("none",), "margin": 3.0, "fill_holes": False}, marks=pytest.mark.slow),
+    {"views": ("none",), "margin": 3.0, "fill_holes": False},
 ])  # fmt: skip
 def test_brainunets_script_finds_the_same_voxels(settings: dict[str, Any], tmp_path: Path) -> None:
     data, run = small_head(tmp_path / "data", np.int16, "PIL"), runner_core.open("builtin", "brainunet")
@@ -152,9 +153,10 @@ def cores(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [
     {},
-    pytest.param({"data.step": 12.0, "data.normalise": "amide1", "predict.views": ("all",)}, marks=pytest.mark.slow),
+    {"data.step": 12.0, "data.normalise": "amide1", "predict.views": ("all",)},
 ])  # fmt: skip
 def test_ssmunets_script_finds_the_same_pixels(settings: dict[str, Any], tmp_path: Path) -> None:
     """The whole script: the same classes, but for pixels whose two best probabilities are within rounding."""

@@ -67,6 +67,7 @@ def test_patients_of_a_planning_system_from_training_to_rtdose(runner: Runner, t
     assert dose.pixel_array.any()
 
 
+@pytest.mark.slow
 def test_real_patients_from_training_to_dose_files(runner: Runner, real_patients: Path, tmp_path: Path) -> None:
     """Every step of the way runs on real patients; how good it gets is measured elsewhere (docs)."""
     from runner_openkbp.csvfiles import read_indices, read_values
@@ -102,6 +103,7 @@ def test_real_patients_from_training_to_dose_files(runner: Runner, real_patients
     assert len(list((tmp_path / "doses").rglob("*.dcm"))) == 1
 
 
+@pytest.mark.slow
 def test_check_lists_every_faulty_patient(runner: Runner, tmp_path: Path) -> None:
     assert runner("openkbp", "phantom", "data").returncode == 0
     patients = sorted(p.parent for p in (tmp_path / "data").rglob("ct.csv"))

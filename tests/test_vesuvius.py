@@ -126,6 +126,7 @@ def test_the_demo_finds_sheets_of_an_unseen_scroll(runner: Runner, cache_home: P
     assert 2 * both / (np.count_nonzero(found[key][known]) + np.count_nonzero(label == 1)) > 0.5
 
 
+@pytest.mark.slow
 def test_the_challenges_download_from_check_to_masks(runner: Runner, scrolls: Path, tmp_path: Path) -> None:
     """train.csv also lists volumes that the hosts took back, whose files lie in deprecated folders: one note names
     them. test_images is predicted, and what test.csv lists besides is named."""

@@ -120,6 +120,7 @@ def test_two_processes_are_one_run(runner: Runner, tmp_path: Path) -> None:
     assert (tmp_path / "again" / "scores.json").read_bytes() == (run / "scores.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_all_and_the_run_goes_on_until_a_signal(launch: Launch, tmp_path: Path) -> None:
     training = launch("toy", "train", "--run-dir", "run", *LONG)
     wait_for_checkpoint(tmp_path / "run", training)
@@ -153,12 +154,13 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_until_a_signal(launch: La
 PATIENT = ["--train.patience-seconds", "5"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "number", "code"),
     [
         pytest.param(signal.SIGSTOP, 1, 75, id="stopped"),
-        pytest.param(signal.SIGSTOP, 0, 75, id="the first stopped", marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, 0, 137, id="the first killed", marks=pytest.mark.slow),
+        pytest.param(signal.SIGSTOP, 0, 75, id="the first stopped"),
+        pytest.param(signal.SIGKILL, 0, 137, id="the first killed"),
     ],
 )
 def test_a_process_that_is_silent_ends_all_and_is_named(
@@ -185,6 +187,7 @@ def test_a_process_that_is_silent_ends_all_and_is_named(
     assert runner("toy", "evaluate", "run").returncode == 0
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_end_after_a_signal_are_killed(launch: Launch, tmp_path: Path) -> None:
     training = launch("toy", "train", "--run-dir", "run", *LONG, *PATIENT)
     wait_for_checkpoint(tmp_path / "run", training)

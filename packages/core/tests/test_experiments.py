@@ -181,6 +181,7 @@ def test_a_done_one_is_not_trained_again_and_other_settings_are_refused(
     assert "is of `runner toy crossval`" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_stop_leaves_what_is_done_and_says_how_to_go_on(
     launch: Callable[..., subprocess.Popen[str]], tmp_path: Path, cache_home: Path, runner: Any
 ) -> None:
@@ -247,6 +248,7 @@ def test_two_parts_may_start_at_the_same_moment(
     assert read(here / "shared")["status"] == "done"
 
 
+@pytest.mark.slow
 def test_several_at_once_give_the_same_runs(crossval: Path, runner: Any, tmp_path: Path) -> None:
     done = runner("toy", "crossval", "--folds", "3", "--out", "both", "--at-once", "2", *QUICK, fresh=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -174,6 +174,7 @@ SIX = [1, 7, 19, 31, 44, 58]
 """Steps at which a run is killed."""
 
 
+@pytest.mark.slow
 def test_kill_9(tmp_path):
     """Processes that are really killed, against one that was not; dropout and noise on."""
     assert run(tmp_path / "whole", False, LONG).wait(timeout=300) == 0

@@ -24,6 +24,7 @@ import power
 from disk import Disk
 from scenarios import SCENARIOS, WEEKLY, Scenario
 
+MARKS = dict.fromkeys(WEEKLY, pytest.mark.weekly) | dict.fromkeys(("run", "cache"), pytest.mark.slow)
 STATES = {"run": 600, "cache": 200, "stream": 200, "roomy stream": 200}
 """In a test; 1,000 in all, and 200 once a week."""
 FLUSHES = (
@@ -82,7 +83,8 @@ def check_states(scenario: Scenario, disk: Disk, seed: str, count: int, place: P
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.weekly if name in WEEKLY else ()) for name in SCENARIOS]
+    "name",
+    [pytest.param(name, marks=MARKS.get(name, pytest.mark.weekly if name in WEEKLY else ())) for name in SCENARIOS],
 )
 def test_what_was_promised_outlasts_a_loss_of_power(name: str, tmp_path: Path) -> None:
     scenario, disk = recorded(name, tmp_path)

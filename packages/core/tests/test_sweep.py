@@ -130,6 +130,7 @@ def test_a_trial_that_lags_behind_is_given_up(tmp_path: Path) -> None:
     assert [value for _, _, value in sweep.table()] == pytest.approx([0.46, 0.45, 0.44, 0.43, 0.42, 0.41, 0.4, None])
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_the_best_is_judged_on_groups_that_the_search_never_looked_at(
     here: Path, capsys: pytest.CaptureFixture[str]
@@ -162,6 +163,7 @@ def test_the_best_is_judged_on_groups_that_the_search_never_looked_at(
     assert "--vary (it has" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_killed_sweep_goes_on_with_the_trial_that_it_trained(
     launch: Callable[..., subprocess.Popen[str]], tmp_path: Path, runner: Any

@@ -141,7 +141,7 @@ def train(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], 
 
 
 def test_the_phantom_with_nothing_ignored_stops_with_exit_code_3(tmp_path: Path) -> None:
-    done, summary = train(tmp_path, "--data.ignore", "None")
+    done, summary = train(tmp_path, "--data.ignore", "None", "--train.kernels", "off", "--log.every", "1")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "label 0 (unannotated) is trained as a class" in done.stdout + done.stderr
     assert "Set data.ignore to 0" in done.stdout + done.stderr

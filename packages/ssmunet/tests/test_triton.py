@@ -79,6 +79,7 @@ def views(of: dict[str, Any]) -> dict[str, Any]:
     return {**of, **{name: part.requires_grad_() for name, part in parts.items()}}
 
 
+@pytest.mark.slow
 def test_they_are_the_definition_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)

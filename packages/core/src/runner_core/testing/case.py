@@ -14,7 +14,18 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import BadInput
-from runner_core.contract import Cropped, Metric, State, Tensors, Trained
+from runner_core.contract import (
+    Array,
+    Arrays,
+    Cropped,
+    Metric,
+    Samples,
+    SampleSpec,
+    State,
+    StreamedSamples,
+    Tensors,
+    Trained,
+)
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data, Setup
@@ -84,6 +95,32 @@ def _parts(value: Any) -> Mapping[Any, Any] | None:
 
 
 STEPS = 2
+_MOST = 96
+"""Validation samples from which on only some are validated: metrics of more show nothing else."""
+
+
+class _Few:
+    """Samples of a split at even distances, in its order."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+        self._numbers = np.linspace(0, len(samples) - 1, _MOST).astype(np.int64)
+
+    @property
+    def spec(self) -> Mapping[str, SampleSpec]:
+        return self._samples.spec
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def fill(self, indices: Array, positions: Array, seed: int, epoch: int, out: Arrays) -> None:
+        self._samples.fill(self._numbers[indices], positions, seed, epoch, out)
+
+
+def _few(samples: Samples) -> Samples:
+    """Return the samples, or some of them if they are many; streamed ones announce all of theirs."""
+    streamed = isinstance(samples, StreamedSamples) and samples.streaming
+    return samples if streamed or len(samples) <= _MOST else _Few(samples)
 
 
 class Watcher:
@@ -169,6 +206,7 @@ class Case:
         data.samples = {
             split_name: project.samples(store, splits[split_name], split_name) for split_name in ("train", "validation")
         }
+        data.samples["validation"] = _few(data.samples["validation"])
         return data
 
     @cached_property
@@ -225,11 +263,13 @@ class Case:
     @property
     def prediction(self) -> Any:
         """The prediction of the validation record: made once, copied so that no check sees what another did to it."""
-        return deepcopy(self._prediction)
+        return deepcopy(self.predicted[1])
 
     @cached_property
-    def _prediction(self) -> Any:
-        return self.predict(self.cropped())
+    def predicted(self) -> tuple[CroppedRecord, Any]:
+        """What the validation record's prediction was made from, and the prediction."""
+        cropped = self.cropped()
+        return cropped, self.predict(cropped)
 
     def cropped(self) -> CroppedRecord:
         """Return the validation record as `predict` gets it."""
