@@ -61,6 +61,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "without XLA": {"train.compile": "off"},
     },
 }
+QUICK = ("preset", "float32")
 LEAST = 120.0
 """Seconds that a case may always take, however many wait (compiling takes a while), as long as there are any."""
 LIMITS, PRETEND = "limits", "pretend"
@@ -174,7 +175,7 @@ def list_cases(chosen: Sequence[str], quick: bool) -> tuple[list[Case], dict[str
         except ImportError as error:
             left_out[name] = str(error)
             continue
-        variants = list(VARIANTS[framework].items())[: 2 if quick else None]
+        variants = [(variant, way) for variant, way in VARIANTS[framework].items() if not quick or variant in QUICK]
         module = own_module(name)
         data = None if quick else getattr(module, "DATA", None)
         cases = [Case(name, variant, settings, data=data) for variant, settings in variants]
@@ -266,6 +267,8 @@ def told(found: dict[Case, dict[str, Any]], limit: dict[str, Any], left_out: dic
         paths.append([who, *(values.get(key) for key in ("loader", "to_device", "with_loader", "first_step"))])
     heads = ["", "precision", "batch", "step, ms (median)", "quartiles", "samples a second",
              "peak memory, GB", "reserved, GB", "share of compute", "share of bandwidth"]  # fmt: skip
+    for reason, cases in late_of(left_out).items():
+        left_out[f"{len(cases)} further cases"] = reason
     tables = [
         Table(heads, steps),
         Table(["samples a second", "loader alone", "loader to device", "loader and steps", "first step, s"], paths),
@@ -287,6 +290,16 @@ def told(found: dict[Case, dict[str, Any]], limit: dict[str, Any], left_out: dic
         left_out=left_out,
         packages=("torch", "keras", "tensorflow", "numpy"),
     )
+
+
+def late_of(left_out: dict[str, str]) -> dict[str, list[str]]:
+    """Take the cases out of `left_out` that found no time, if they are many; return them by the reason."""
+    late = [case for case, reason in left_out.items() if reason == LATE["fault"]]
+    if len(late) < 8:
+        return {}
+    for case in late:
+        del left_out[case]
+    return {str(LATE["fault"]): late}
 
 
 def step_row(

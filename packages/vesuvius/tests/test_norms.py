@@ -21,8 +21,11 @@ def given(channels: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize(("groups", "channels"), [(2, 8), (1, 4), (4, 4)])
-def test_it_is_pytorchs_group_norm(groups: int, channels: int, layout: torch.memory_format) -> None:
+@pytest.mark.parametrize(("groups", "channels", "at_once"), [(2, 8, 2), (1, 4, 1), (4, 4, 2)])
+def test_it_is_pytorchs_group_norm(
+    groups: int, channels: int, at_once: int, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "_WIDE", at_once * channels * 3 * 4 * 5)
     x, weight, bias = given(channels, torch.float64)
     laid = x.detach().contiguous(memory_format=layout).requires_grad_()
     wanted = functional.group_norm(x, groups, weight, bias, 1e-5)

