@@ -21,6 +21,7 @@ NAMES = (
     "openkbp",
     "volumes",
     "scrolls",
+    "large_scrolls",
     "ensemble",
     "streaming",
     "checkpoints",
