@@ -109,3 +109,18 @@ def test_under_autocast_it_is_close_and_short() -> None:
     assert (found.float() - wanted).abs().max() < 0.03 * wanted.abs().max()
     found.sum().backward()
     assert {value.grad.dtype for value in block.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("d_model", [16, 32])
+def test_gradients_in_bfloat16_are_those_in_float32_also_with_one_step_size(d_model: int) -> None:
+    """16 channels have one step size, a column of a wider matrix: oneDNN multiplied it wrongly (oneDNN#4209)."""
+    torch.manual_seed(0)
+    block = Mamba(d_model)
+    z, pull = torch.randn(4, 119, d_model), torch.randn(4, 119, d_model)
+    found = []
+    for short in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=short):
+            y = block(z)
+        found.append(torch.autograd.grad((y.float() * pull).sum(), [*block.parameters()]))
+    for right, own in zip(*found, strict=True):
+        assert float((own - right).norm() / right.norm()) < 0.05

@@ -63,6 +63,8 @@ class Mamba(nn.Module):
         x, gate = self.in_proj(z).chunk(2, -1)
         x = causal_conv_silu(x, self.conv1d.weight[:, 0], self.conv1d.bias, how=self.scan)
         delta, B, C = self.x_proj(x).split([self.dt_rank, self.d_state, self.d_state], -1)
+        if self.dt_rank == 1:  # in 16 bits a CPU computes the gradient with a column of a wider matrix wrongly
+            delta = delta.contiguous()  # (oneDNN#4209)
         y = selective_scan(
             x, functional.linear(delta, self.dt_proj.weight), -torch.exp(self.A_log), B, C, self.D, gate,
             self.dt_proj.bias, delta_softplus=True, how=self.scan,
