@@ -44,9 +44,10 @@ def fit(channels: Array, classes: Array, weights: Array) -> Array:
     """Return coefficients (L + 1, K) float32 for z-scored `channels` (pixels, L); the last row holds intercepts.
 
     `classes` (pixels,) holds 0 to K − 1, and `weights` (K,) the weight of a pixel of each class. L-BFGS starts from
-    zero, so that the same pixels give the same coefficients.
+    zero, so that the same pixels give the same coefficients, on any number of cores.
     """
     from scipy import optimize, special
+    from threadpoolctl import threadpool_limits
 
     channels = channels.astype(np.float32)
     count, width = channels.shape
@@ -65,7 +66,8 @@ def fit(channels: Array, classes: Array, weights: Array) -> Array:
         return value, np.concatenate([slope, error.sum(0)[None]]).ravel()
 
     start = np.zeros((width + 1) * len(weights))
-    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": ITERATIONS})
+    with threadpool_limits(1, "blas"):  # such small products: threads would only wait, and busily
+        found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": ITERATIONS})
     return np.asarray(found.x, np.float32).reshape(width + 1, len(weights))
 
 
