@@ -253,10 +253,10 @@ def own(fault: str) -> Any:
 
 
 @contextlib.contextmanager
-def compiler(change: Any, forward: bool = False, seen: Any = None) -> Any:
+def compiler(change: Any, forward: bool = False, seen: Any = None, given: Any = lambda inputs: inputs) -> Any:
     """`compile` gives code whose backward (or forward) pass has its outputs changed; nothing is generated.
 
-    `seen` is called with each graph of a backward (or forward) pass.
+    `seen` is called with each graph of a backward (or forward) pass, `given` changes the inputs of its calls.
     """
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
@@ -267,7 +267,7 @@ def compiler(change: Any, forward: bool = False, seen: Any = None) -> Any:
     def wrong(graph: Any, example: Any) -> Any:
         if seen is not None:
             seen(graph)
-        return make_boxed_func(lambda *given: change([*graph.forward(*given)]))
+        return make_boxed_func(lambda *inputs: change([*graph.forward(*given(inputs))]))
 
     backend = aot_autograd(fw_compiler=wrong if forward else right, bw_compiler=right if forward else wrong)
     kept = nn.Module.compile
@@ -331,6 +331,18 @@ def compiled(layer: str, change: Any, forward: bool = False) -> tuple[Any, ...]:
     return lambda: compiler(change, forward), COMPILED, "train.compile", layer
 
 
+def captured() -> Any:
+    """`compile` gives code that goes on with the weights of its first call."""
+    kept: list[Any] = []
+
+    def given(inputs: Any) -> list[Any]:
+        if not kept:
+            kept.extend(one.detach().clone() if isinstance(one, nn.Parameter) else None for one in inputs)
+        return [one if weight is None else weight for one, weight in zip(inputs, kept, strict=True)]
+
+    return compiler(lambda outputs: outputs, forward=True, given=given)
+
+
 def mine(fault: str, layer: str = "block", **settings: Any) -> tuple[Any, ...]:
     return lambda: own(fault), {**FAST, **settings}, "own", layer
 
@@ -362,6 +374,7 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "lost border": layout("convolution_backward", last_weight, each(_0=border)),
     "layer norm's gradient": bits("native_layer_norm_backward", half, each(_0=lambda t: 1.3 * t)),
     "compiled forward": compiled("forward", output((6,), lambda t: 1.02 * t), forward=True),
+    "weights captured while compiling": (captured, COMPILED, "train.compile", "forward"),
     "compiled gradient lost": compiled("block.qkv", output((36, 12), torch.zeros_like)),
     "pooled neighbour": layout("max_pool2d_with_indices_backward", last, lambda a, r: r.roll(1, -1)),
     "fused optimizer": rest(kernel("_fused_adamw_", lambda a: True, lambda a, r: [p.mul_(1.001) for p in a[0]] and r)),

@@ -159,13 +159,18 @@ class Trainer(Protocol):
     block: int
     """Number of steps that go to the device at once; 1 if each goes alone."""
     strategy: str
-    """single, or the way in which several processes share a network: ddp, fsdp, hsdp."""
+    """single, or the way in which several devices share a network: ddp, fsdp, hsdp; mirrored with Keras."""
     undivided: Sequence[str]
     """Metrics whose parts cannot be joined: because of them, each of several processes validates the whole split."""
     first_validates: bool
     """True if the first of several processes validates alone; the others go through the same batches beside it."""
     faults: Sequence[Finding]
     """Known faults of the installed framework and libraries that this training meets."""
+
+    @property
+    def exchange(self) -> Mapping[str, str]:
+        """The form in which processes exchange tensors in a step, by the deciding setting; {} if there is none."""
+        ...
 
     def train_step(self, batch: HostBatch, step: int) -> None:
         """Run one optimizer step (all its micro-batches) and release the batch. Does not wait for the device."""

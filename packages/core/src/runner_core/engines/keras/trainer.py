@@ -63,6 +63,7 @@ class KerasTrainer:
         self._backend, self._device, self._xla = backend, setup.device, xla
         self._policy = setup.precision
         self.strategy = "single" if self._replicas.count == 1 else "mirrored"
+        self.exchange: Mapping[str, str] = {}  # TensorFlow decides it
         self.network = build(project, setup.precision, config.seed, setup.start, self._replicas)
         gather = DeviceRows(data.samples["train"], backend) if data.store.device else None
         self._learning = Learning(

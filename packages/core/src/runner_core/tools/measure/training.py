@@ -108,7 +108,7 @@ class Training:
             device_bytes=device,
             notes=tuple(self._trainer.notes()),
             strategy=self._trainer.strategy,
-            exchange=dict(getattr(self._trainer, "exchange", {})),
+            exchange=dict(self._trainer.exchange),
         )
 
     # what `Trial` has by the same names:

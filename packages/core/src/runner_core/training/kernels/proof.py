@@ -70,6 +70,8 @@ class Proof:
     ) -> tuple[list[Disagreement], Arrays]:
         """Return what disagrees in gradients and before, and the gradients."""
         self._own = _named(settings)
+        if self._own not in self._trainers and any("train.compile" in option.off for option in self._left(settings)):
+            self._observe(settings, Way(weights=_REPEATED + 1))  # compiled code that captured these is wrong below
         found = self._observe(settings, Way(shadow=shadow, layers=layers))
         judged = self._judged(found, compute, layers)
         for number in range(1, _REPEATED + 1):
