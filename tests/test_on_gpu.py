@@ -9,7 +9,6 @@ import importlib.util
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -90,19 +89,12 @@ def test_a_killed_run_resumes_bit_for_bit(project: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [(), ("--train.strategy", "fsdp"), ("--train.compile", "on"), ("--cache.mode", "device")],
-    ids=["ddp", "fsdp", "compiled", "cache on the device"],
+    [(), ("--train.compile", "on"), ("--cache.mode", "device")],
+    ids=["as it comes", "compiled", "cache on the device"],
 )
 def test_a_run_trains(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Under NCCL, with one process, where a strategy is tried."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = str(one.getsockname()[1])
-    alone: dict[str, str] = {}
-    if not words or words[0] == "--train.strategy":
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     short = ("--preset", "demo", "--train.device", "cuda", "--train.epochs", 2, "--train.steps-per-epoch", 20)
-    runner("brainunet", "train", *short, "--health.mode", "warn", *words, "--run-dir", "run", folder=tmp_path, **alone)
+    runner("brainunet", "train", *short, "--health.mode", "warn", *words, "--run-dir", "run", folder=tmp_path)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text("utf-8"))
     assert summary["status"] == "done"
     assert summary["scores"]["dice"] > 0

@@ -19,7 +19,7 @@ from runner_core.contract import Device, HostBatch, Precision, Progress, Step
 from runner_core.contract.run import matches
 
 torch = pytest.importorskip("torch")
-from runner_core.engines.torch import engine, memory, precision, transfer  # noqa: E402
+from runner_core.engines.torch import engine, memory, parallel, precision, transfer  # noqa: E402
 from runner_core.engines.torch.weights import Weights  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -851,6 +851,17 @@ def test_channels_last_learns_the_same_and_survives_a_checkpoint():
         assert two.is_contiguous(memory_format=torch.channels_last)
         assert three.is_contiguous(memory_format=torch.channels_last_3d)
         assert one.optimizer.state[three]["exp_avg"].stride() == three.stride() != plain.network[3].weight.stride()
+
+
+@pytest.mark.parametrize("sides", [(3, 3), (3, 3, 3)])
+def test_weights_of_one_input_channel_tell_their_layout_by_strides_on_a_gpu(sides):
+    """They are contiguous in both layouts. The device meta stands for a GPU; on a CPU nothing changes."""
+    one, two = (torch.empty(8, channels, *sides, device="meta") for channels in (1, 2))
+    dense = 3 ** len(sides)
+    assert parallel._channels_last(one).stride() == (dense, 1, *(3**n for n in reversed(range(len(sides)))))
+    assert parallel._channels_last(two).stride()[:2] == (2 * dense, 1)
+    there = torch.randn(8, 1, *sides)
+    assert parallel._channels_last(there).stride() == there.stride()
 
 
 @pytest.mark.slow

@@ -268,8 +268,13 @@ def test_a_script_goes_on_after_a_file_that_it_refuses_and_writes_over_none(
     assert f"not read: {tmp_path / 'a/2'}: invalid literal" in said.err
     assert said.err.count(str(tmp_path / "c")) == 1
     assert run(tmp_path / "a/1", "--out", tmp_path / "a") == 2
-    assert "it would be overwritten; name another folder with --out" in capsys.readouterr().err
+    refused_file = f"{tmp_path / 'a/1'} is to be read, and would be overwritten; name another folder with --out"
+    assert refused_file in capsys.readouterr().err
+    options = script.parser.parse_args([*map(str, (tmp_path / "b/3", tmp_path / "a/1")), f"--out={tmp_path / 'a'}"])
+    assert script.run(options, {tmp_path / "b/3": "1", tmp_path / "a/1": "new"}.__getitem__, found, written) == 2
+    assert refused_file in capsys.readouterr().err
     assert (tmp_path / "a/1").read_text() == "5"
+    assert (tmp_path / "a/new").exists(), "the other one is predicted"
 
 
 def test_openvino_reports_to_nobody(tmp_path: Path) -> None:

@@ -63,7 +63,15 @@ def test_short_tensors_are_rounded_once_and_kept_as_they_came(dtype: torch.dtype
     torch.testing.assert_close(found[1:], wanted[1:])
 
 
-def test_an_instance_norm_is_a_group_for_each_channel() -> None:
-    x, weight, bias = given(5, torch.float64)
-    wanted = nn.functional.instance_norm(x, weight=weight, bias=bias)
-    torch.testing.assert_close(network._GroupNorm.apply(x, weight, bias, 5, 1e-5), wanted, rtol=0, atol=1e-13)
+@pytest.mark.parametrize(
+    "norm", [network.GroupNorm(2, 8), network.InstanceNorm(8, False), network.InstanceNorm(8, True)]
+)
+def test_the_layers_of_a_gpu_are_those_of_a_cpu(norm: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = given(8, torch.float64)
+    norm.double().load_state_dict({"weight": weight, "bias": bias})
+    wanted = norm(x)
+    monkeypatch.setattr(network, "on_gpu", lambda x: True)
+    found = norm(x)
+    assert found.grad_fn is not None
+    assert "_GroupNorm" in str([found.grad_fn, *(before for before, _ in found.grad_fn.next_functions)])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13)

@@ -191,11 +191,13 @@ class Script:
         settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
         infer = load(threads=options.threads)
         options.out.mkdir(parents=True, exist_ok=True)
-        failed = 0
+        failed, read = 0, {path.resolve() for path in options.files}
         for path, target in zip(options.files, targets, strict=True):
             try:
-                if target.resolve() == path.resolve():
-                    raise ValueError("it would be overwritten; name another folder with --out")
+                if target.resolve() in read:
+                    raise ValueError(
+                        f"{target} is to be read, and would be overwritten; name another folder with --out"
+                    )
                 found = predict(path, infer, settings)
             except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
                 failed += 1
