@@ -83,8 +83,8 @@ def test_kernels_agree_with_plain_float32(project: str, way: str, tmp_path: Path
 @pytest.mark.parametrize("project", PROJECTS)
 def test_a_killed_run_resumes_bit_for_bit(project: str, tmp_path: Path) -> None:
     words = ("--preset", "demo", "--train.device", "cuda", "--train.deterministic", "--train.epochs", 3)
-    words = (*words, "--train.steps-per-epoch", 6, "--times", 1, "--kills", 1, "--train.kernels", "off")
-    assert "equal: " in runner("verify-resume", project, *words, folder=tmp_path)
+    more = ("--train.steps-per-epoch", 6, "--times", 1, "--kills", 1, "--train.kernels", "off")
+    assert "equal: " in runner("verify-resume", project, *words, *more, folder=tmp_path)
 
 
 @pytest.mark.parametrize(
