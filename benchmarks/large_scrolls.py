@@ -28,7 +28,7 @@ TURNS, BATCHES = 4, 24
 """Turns of the network alone, and batches in each, from all over the scroll."""
 SHARE, MOST = 0.9, 8.0
 """Least share of the network's own speed, and most GB of memory, that a prediction is to have."""
-RATHER = (sys.executable, "-m", "benchmarks.large_scrolls")
+AT_ONCE = (sys.executable, "-m", "benchmarks.large_scrolls")
 ONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 SHORT = "--epochs 2"
 TINY = "--epochs 1 --train.steps-per-epoch 2 --data.patch 64 64 64 --model.base 2 --model.multipliers 1 2"
@@ -131,7 +131,8 @@ class Alone:
         self.windows = len(corners)
         rng = np.random.default_rng(0)
         self._batches = []
-        for first in rng.choice(len(corners) - self.batch, BATCHES, replace=False).tolist():
+        places = len(corners) - self.batch
+        for first in rng.choice(places, min(BATCHES, places), replace=False).tolist():
             some = corners[first : first + self.batch]
             cut = [volume[tuple(slice(a, a + n) for a, n in zip(c, patch, strict=True))] for c in some]
             self._batches.append(np.stack(cut))
@@ -142,7 +143,7 @@ class Alone:
         begun = time.process_time()
         for images in self._batches:
             self._infer({"image": images})
-        return (time.process_time() - begun) / (BATCHES * self.batch) * self.windows
+        return (time.process_time() - begun) / (len(self._batches) * self.batch) * self.windows
 
 
 def at_once(scroll: Path, out: Path, middle: float, side: int, overlap: float) -> None:
@@ -178,15 +179,12 @@ def run(options: Options) -> Result:
         turns = [alone.seconds() for _ in range(TURNS // 2)]
         whole = command(*predict, first, scroll, "--out", folder / "whole", "--chunked")
         turns += [alone.seconds() for _ in range(TURNS // 2)]
-        print(turns, whole, flush=True)
-        rest = command(*RATHER, scroll, folder / "rest", middle, 32, 0.5)
-        print(rest, flush=True)
+        rest = command(*AT_ONCE, scroll, folder / "rest", middle, 32, 0.5)
         part = command(
             *predict, tiny, larger, "--out", folder / "part", "--chunked", "--part", f"1/{max(1, large // CHUNK)}",
             "--predict.overlap", "0",
         )  # fmt: skip
-        print(part, flush=True)
-        every = command(*RATHER, larger, folder / "every", middle, 64, 0.0)
+        every = command(*AT_ONCE, larger, folder / "every", middle, 64, 0.0)
         print(every, flush=True)
     return result(side, large, alone.windows, turns, whole, rest, part, every)
 
