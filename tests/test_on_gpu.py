@@ -122,6 +122,6 @@ def on_gpu(arguments: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_scan_is_the_definition(how: str, dtype: str) -> None:
     scan = scan_tests()
-    for shape in (*scan.SHAPES, (512, 425, 48, 16), (7, 1000, 33, 17)):
+    for shape in (*scan.SHAPES, (64, 425, 48, 16), (7, 300, 33, 17)):
         scan.check(on_gpu(scan.inputs(*shape, getattr(torch, dtype), **scan.EVERY_OPTION)), how)
     scan.check(on_gpu(scan.extreme(length=20, channels=3)), how)
