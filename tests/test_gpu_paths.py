@@ -122,8 +122,8 @@ def test_the_page_has_the_plan_of_a_preset(project: str, preset: str, tmp_path: 
 def test_a_plan_without_values_is_the_one_of_a_step_that_is_computed(tmp_path: Path) -> None:
     fake, real = plan_of("vesuvius", "demo", tmp_path), plan_of("vesuvius", "demo", tmp_path, "computed")
     assert fake["how"] == real["how"] == "measured"
-    # The computed step's tensors are freed by two threads, in an order that differs: 167.7 or 175.5 MB.
-    assert fake["device"] == pytest.approx(real["device"], rel=0.06)
+    # The computed step's tensors are freed by two threads, in an order that differs: 94.0 or 101.8 MB.
+    assert fake["device"] == pytest.approx(real["device"], rel=0.09)
 
 
 def plan_of(project: str, preset: str, folder: Path, *words: str) -> dict[str, Any]:
