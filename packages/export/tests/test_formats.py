@@ -260,6 +260,14 @@ def test_a_script_goes_on_after_a_file_that_it_refuses_and_writes_over_none(
         run(tmp_path / "a/1", tmp_path / "b/1", "--out", out)
     assert refused.value.code == 2
     assert "two scans have the same name, and so would their masks" in capsys.readouterr().err
+    for words, why in (
+        (("--out", tmp_path / "a/1"), "no folder can be made there (File exists)"),
+        (("--out", out, "--threads", "-3"), "--threads -3: give 0 (all) or more"),
+    ):
+        with pytest.raises(SystemExit) as refused:
+            run(tmp_path / "a/1", *words)
+        assert refused.value.code == 2
+        assert why in capsys.readouterr().err
     assert not out.exists()
     assert run(tmp_path / "a/1", "--out", out, "--threads", "2") == 0
     assert run(tmp_path / "a/2", tmp_path / "c", tmp_path / "b/3", "--out", out, "--threads", "1") == 2

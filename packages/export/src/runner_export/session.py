@@ -188,9 +188,14 @@ class Script:
                 f"two {self.item}s have the same name, and so would their {self.results}: "
                 "predict them into folders of their own"
             )
+        if options.threads < 0:
+            self.parser.error(f"--threads {options.threads}: give 0 (all) or more")
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self.parser.error(f"--out {options.out}: no folder can be made there ({error.strerror}); name another")
         settings = json.loads(Path(__file__).with_name("predict.json").read_text(encoding="utf-8"))
         infer = load(threads=options.threads)
-        options.out.mkdir(parents=True, exist_ok=True)
         failed, read = 0, {path.resolve() for path in options.files}
         for path, target in zip(options.files, targets, strict=True):
             try:

@@ -128,7 +128,7 @@ def parse(
         parsed: Any = tyro.cli(command, args=arguments, prog=prog, description="\n\n".join(about))
     except SystemExit as refusal:
         if refusal.code == 2:
-            _suggest_aliases(arguments, {field.name for field in dataclasses.fields(command)})
+            _suggest_aliases(arguments, {field.name.rstrip("_") for field in dataclasses.fields(command)})
         raise
     return parsed, parsed.settings, getattr(parsed, "extra", None)
 

@@ -93,7 +93,7 @@ def _read(file: Path, read: Callable[[Path], Any]) -> Any:
         return read(file)
     except BadInput:
         raise
-    except UnpicklingError as error:
+    except (UnpicklingError, IndexError, EOFError) as error:  # the latter two from bytes that are no pickle
         if not is_zipfile(file) and _OLD_FORMAT not in head:
             raise BadInput(
                 f"{file} cannot be read as weights: torch.save did not write it; give a file that it wrote, or a "
