@@ -175,6 +175,7 @@ def test_another_process_opens_the_first_ones_cache_and_looks_at_no_file(
         mended.store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_two_processes_list_once_and_train_as_ever(
     runner: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

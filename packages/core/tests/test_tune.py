@@ -450,6 +450,7 @@ def test_what_was_learned_must_be_visible():
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_command_writes_settings_that_train_takes(here, capsys, monkeypatch):
     """One remedy, which is much faster: what is written is what `train --config` then runs with."""
