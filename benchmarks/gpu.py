@@ -64,6 +64,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 QUICK = ("preset", "float32")
 LEAST = 120.0
 """Seconds that a case may always take, however many wait (compiling takes a while), as long as there are any."""
+MOST_NAMED = 7
+"""Cases without time that the page names; more are counted."""
 LIMITS, PRETEND = "limits", "pretend"
 
 
@@ -267,8 +269,10 @@ def told(found: dict[Case, dict[str, Any]], limit: dict[str, Any], left_out: dic
         paths.append([who, *(values.get(key) for key in ("loader", "to_device", "with_loader", "first_step"))])
     heads = ["", "precision", "batch", "step, ms (median)", "quartiles", "samples a second",
              "peak memory, GB", "reserved, GB", "share of compute", "share of bandwidth"]  # fmt: skip
-    for reason, cases in late_of(left_out).items():
-        left_out[f"{len(cases)} further cases"] = reason
+    late = [case for case, reason in left_out.items() if reason == LATE["fault"]]
+    if len(late) > MOST_NAMED:
+        left_out = {case: reason for case, reason in left_out.items() if case not in late}
+        left_out[f"{len(late)} further cases"] = str(LATE["fault"])
     tables = [
         Table(heads, steps),
         Table(["samples a second", "loader alone", "loader to device", "loader and steps", "first step, s"], paths),
@@ -290,16 +294,6 @@ def told(found: dict[Case, dict[str, Any]], limit: dict[str, Any], left_out: dic
         left_out=left_out,
         packages=("torch", "keras", "tensorflow", "numpy"),
     )
-
-
-def late_of(left_out: dict[str, str]) -> dict[str, list[str]]:
-    """Take the cases out of `left_out` that found no time, if they are many; return them by the reason."""
-    late = [case for case, reason in left_out.items() if reason == LATE["fault"]]
-    if len(late) < 8:
-        return {}
-    for case in late:
-        del left_out[case]
-    return {str(LATE["fault"]): late}
 
 
 def step_row(

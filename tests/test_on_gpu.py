@@ -5,14 +5,14 @@ docs/how-it-works/gpu-paths.md says what was seen, on which card, and with which
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -100,17 +100,6 @@ def test_a_run_trains(words: tuple[str, ...], tmp_path: Path) -> None:
     assert summary["scores"]["dice"] > 0
 
 
-def scan_tests() -> ModuleType:
-    """packages/ssmunet/tests/test_scan.py, whose inputs and whose check are used."""
-    file = ROOT / "packages" / "ssmunet" / "tests" / "test_scan.py"
-    spec = importlib.util.spec_from_file_location("scan_cases", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def on_gpu(arguments: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value.detach().cuda().requires_grad_() if isinstance(value, torch.Tensor) else value
@@ -121,7 +110,7 @@ def on_gpu(arguments: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("how", ["triton", "eager"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_scan_is_the_definition(how: str, dtype: str) -> None:
-    scan = scan_tests()
+    scan = SimpleNamespace(**runpy.run_path(str(ROOT / "packages" / "ssmunet" / "tests" / "test_scan.py")))
     for shape in (*scan.SHAPES, (64, 425, 48, 16), (7, 300, 33, 17)):
         scan.check(on_gpu(scan.inputs(*shape, getattr(torch, dtype), **scan.EVERY_OPTION)), how)
     scan.check(on_gpu(scan.extreme(length=20, channels=3)), how)
