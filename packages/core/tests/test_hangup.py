@@ -47,6 +47,20 @@ def test_the_handler_from_before_comes_back() -> None:
     assert signal.getsignal(signal.SIGHUP) == before
 
 
+def test_an_ignored_ctrl_c_stays_ignored_in_a_training() -> None:
+    """As before and after it: a shell without job control ignores SIGINT for `runner … &`; SIGTERM ends the run."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            signal.raise_signal(signal.SIGINT)
+            assert not signals.pending
+            signal.raise_signal(signal.SIGTERM)
+            assert signals.pending == signal.SIGTERM
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_ctrl_c_while_handlers_come_back_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {number: signal.getsignal(number) for number in HANDLED}
     original = signal.signal

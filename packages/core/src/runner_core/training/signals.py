@@ -42,14 +42,17 @@ Handler = Callable[[int, FrameType | None], object] | signal.Handlers
 def handling(handler: Handler, numbers: Iterable[int]) -> Iterator[None]:
     """Handle signals by `handler` inside this context; outside the main thread, where Python delivers none, do nothing.
 
+    A SIGINT that is ignored stays so, as in Python itself: a shell without job control starts `runner … &` like this.
     The first of the `numbers` gets its own handler back last. SIGINT should be the first: its own handler raises
     KeyboardInterrupt, which would leave the other handlers behind.
     """
     before: dict[int, Any] = {}
     try:
         for number in numbers if threading.current_thread() is threading.main_thread() else ():
-            before[number] = signal.getsignal(number)
-            signal.signal(number, handler)
+            found = signal.getsignal(number)
+            if (number, found) != (signal.SIGINT, signal.SIG_IGN):
+                before[number] = found
+                signal.signal(number, handler)
         yield
     finally:
         for number in reversed(before):
@@ -59,8 +62,9 @@ def handling(handler: Handler, numbers: Iterable[int]) -> Iterator[None]:
 class Signals:
     """Context in which SIGINT and those of `ENDING` ask the run to end, and SIGHUP (a lost terminal) does not.
 
-    A second SIGINT aborts at once (KeyboardInterrupt). Outside the main thread, where Python delivers no signals, the
-    context does nothing. A step may take long: with `answers`, stderr says at once that the signal was received.
+    A second SIGINT aborts at once (KeyboardInterrupt). A SIGINT that was ignored before stays ignored. Outside the main
+    thread, where Python delivers no signals, the context does nothing. A step may take long: with `answers`, stderr
+    says at once that the signal was received.
     """
 
     def __init__(self, answers: bool = False) -> None:
