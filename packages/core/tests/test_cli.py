@@ -122,13 +122,29 @@ def test_version(runner: Runner) -> None:
     assert runner("--version").stdout.startswith("runner 0.")
 
 
-def test_a_closed_pipe_is_no_error(runner: Runner, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words, unbuffered, code, said",
+    [
+        ("list 2>err | true", "1", 0, ""),
+        ("list 2>err | true", "", 0, ""),
+        ("list 2>err >/dev/full", "1", 2, "No space left on device"),
+        ("list 2>err >/dev/full", "", 2, "No space left on device"),
+        ("list 2>err >&-", "", 2, "the standard output is closed"),
+        ("list --json 2>err >&-", "", 2, "the standard output is closed"),
+        ("list >out 2>&-", "", 0, ""),
+        ("config >out 2>&-", "", 2, ""),
+    ],
+)
+def test_output_that_cannot_be_written(tmp_path: Path, words: str, unbuffered: str, code: int, said: str) -> None:
+    """A pipe that nobody reads is no error."""
     console = Path(sys.executable).with_name("runner")
-    script = f"{console} toy config 2>err | true; echo ${{PIPESTATUS[0]}}"
-    env = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": "1"}
+    script = f"{console} {words}; echo ${{PIPESTATUS[0]}}"
+    env = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTHONUNBUFFERED": unbuffered}
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "0\n"
-    assert (tmp_path / "err").read_text() == ""
+    assert done.stdout == f"{code}\n"
+    lines = (tmp_path / "err").read_text().splitlines() if "2>err" in words else []
+    assert len(lines) == bool(said)
+    assert said in "".join(lines)
 
 
 # ---------------------------------------------------------------- settings

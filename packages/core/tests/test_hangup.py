@@ -35,7 +35,7 @@ def test_a_lost_terminal_does_not_end_train(tmp_path: Path, toy: None) -> None:
     while not (run / "config.yaml").exists() and time.monotonic() - begun < 60:
         time.sleep(0.01)
     os.close(master)
-    assert process.wait(timeout=300) in (0, 120)  # 120: Python could not flush its output
+    assert process.wait(timeout=300) == 0
     assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["status"] == "done"
     assert (run / "report.html").exists()
 

@@ -75,9 +75,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     for number in ENDING:
         signal.signal(number, _terminate)
+    if sys.stderr is None:  # `2>&-`: nobody wants to read it
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until this process ends
+    if sys.stdout is None:  # the first file opened would become the standard output of libraries and processes
+        _complain("the standard output is closed: leave it open, or use >/dev/null instead of >&-")
+        return BadInput.exit_code
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a terminal that lacks a character shows ? instead of failing
             stream.reconfigure(errors="replace")
+    terminal = sys.stdout.isatty()  # one that is gone does not say so
+    return _written(_exit_code(arguments), terminal)
+
+
+def _exit_code(arguments: list[str]) -> int:
+    """Run a command line, say what went wrong, and return the exit code."""
     try:
         with _json(arguments):
             return _dispatch(arguments)
@@ -90,12 +101,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         _complain("; ".join([ending, *getattr(stop, "__notes__", ())]))  # notes of the command about what is left
         return code
     except BrokenPipeError:  # `runner … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except Exception as error:
         message = _of_the_machine(error)
         _complain(_traceback(error) if "--debug" in arguments else message or _unexpected(error))
         return BadInput.exit_code if message else 1
+
+
+def _written(code: int, terminal: bool) -> int:
+    """Write what is left of the output; return the command's exit code, or 2 if it was 0 and output is lost.
+
+    Output for a terminal that is gone, or for a pipe that nobody reads (`runner … | head`), is not lost.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _drop_output()
+        if not terminal and not isinstance(error, BrokenPipeError):
+            _complain(f"the standard output cannot be written ({error.strerror}): what was printed is incomplete")
+            return code or BadInput.exit_code
+    return code
+
+
+def _drop_output() -> None:
+    """Let what is still to be written to the standard output go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _json(arguments: Sequence[str]) -> AbstractContextManager[None]:
