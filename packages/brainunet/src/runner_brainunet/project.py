@@ -76,6 +76,7 @@ class BrainUNet(Project):
         "on. Tumours, resections and children's heads are not among them unless the data had some: look at each "
         "mask."
     )
+    bfloat16_on_cpu = True
     dataset = DataSet(
         crop="body",
         labels=files.LABELS,

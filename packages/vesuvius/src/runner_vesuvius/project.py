@@ -66,6 +66,7 @@ class Vesuvius(Project):
         "The network knows scrolls scanned with the resolution and energy of its training volumes. Where sheets "
         "touch, a surface may bridge two of them: look at the slices before you trust a sheet."
     )
+    bfloat16_on_cpu = True
     directions = dict.fromkeys(("euler",), "max")
     dataset = DataSet(
         prepare_version=2,

@@ -108,8 +108,8 @@ class CropConfig:
 @dataclass
 class PrecisionConfig:
     mode: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = "auto"
-    """Type in which layers compute. auto: bfloat16 if the device supports it, float16 with loss scaling on older
-    GPUs, float32 on a CPU."""
+    """Type in which layers compute. auto: bfloat16 if the GPU supports it, float16 with loss scaling on older
+    GPUs, float32 on a CPU, or bfloat16 if it has AMX and the project gains by it."""
 
 
 @dataclass

@@ -182,7 +182,7 @@ def runner_precision(project: Project, config: RunConfig, device: Device, settin
         The policy, or None. Parameters and optimizer state are float32 under every policy.
 
     In the core: the policy of `precision.mode`. auto is bfloat16 if the GPU supports it, float16 with loss scaling on
-    older GPUs, and float32 on a CPU.
+    older GPUs, and float32 on a CPU (bfloat16 on one with AMX, if the project's `bfloat16_on_cpu` is true).
 
     Example:
         ```python

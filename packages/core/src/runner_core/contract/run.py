@@ -33,6 +33,8 @@ class Device:
     memory_bytes: int = 0
     bfloat16: bool = False
     tf32: bool = False
+    matrix_bfloat16: bool = False
+    """True for a CPU with instructions for products of bfloat16 matrices (Intel's AMX)."""
     note: str = ""
     """A message to the user about it: a GPU that the framework cannot see, for example."""
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -53,7 +54,14 @@ def refuse_missing_gpus(devices: int, here: int, asked: str, found: int, framewo
 
 
 def cpu(note: str = "") -> Device:
-    return Device("cpu", name=cpu_name(), memory_bytes=psutil.virtual_memory().total, bfloat16=True, note=note)
+    return Device(
+        "cpu",
+        name=cpu_name(),
+        memory_bytes=psutil.virtual_memory().total,
+        bfloat16=True,
+        matrix_bfloat16="amx_bf16" in cpu_flags(),
+        note=note,
+    )
 
 
 def unusable(framework: str, why: str) -> str:
@@ -68,21 +76,36 @@ def unusable(framework: str, why: str) -> str:
 
 def cpu_name() -> str:
     """Return the processor's name from /proc/cpuinfo."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return what the processor can compute, by Linux's names (avx512_bf16); empty where Linux does not say."""
+    return frozenset(_cpuinfo("flags").split())
+
+
+@cache
+def _cpuinfo(name: str) -> str:
+    """Return the first entry of this name in /proc/cpuinfo, or ""."""
     try:
-        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        found = None
-    return found.group(1) if found else platform.processor() or platform.machine()
+        return ""
+    found = re.search(rf"^{name}\s*: *(.+)", text, re.M)
+    return found.group(1) if found else ""
 
 
 def default_precision(project: Project, config: RunConfig, device: Device) -> Precision:
     """Return the policy that `precision.mode` means on this device.
 
     auto takes bfloat16 on a GPU that has it, float16 with loss scaling on an older one, and float32 on a CPU, where
-    16-bit arithmetic is mostly slower. Raises BadInput if the device cannot compute in the requested mode.
+    16-bit arithmetic is mostly slower; if the CPU has AMX and the project gains by it (`bfloat16_on_cpu`), bfloat16.
+    Raises BadInput if the device cannot compute in the requested mode.
     """
     mode = config.precision.mode
     if mode == "auto":
+        if device.matrix_bfloat16 and project.bfloat16_on_cpu:
+            return Precision("bfloat16", reason="this CPU has AMX, with which this network is faster in it")
         return _automatic(device)
     missing = (mode == "tf32" and not device.tf32) or (
         mode == "bfloat16" and device.kind != "cpu" and not device.bfloat16

@@ -10,6 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from runner_core.engines.device import cpu_flags
+
 _CUDNN = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
 
 
@@ -85,16 +87,6 @@ def table() -> tuple[KnownBad, ...]:
 
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
     return tuple(KnownBad(**{name: _tuple(value) for name, value in row.items()}) for row in yaml.safe_load(text))
-
-
-@cache
-def cpu_flags() -> frozenset[str]:
-    """Return what the processor can compute, by Linux's names (avx512_bf16); empty where Linux does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
 
 
 def _tuple(value: Any) -> Any:
