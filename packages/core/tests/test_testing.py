@@ -14,7 +14,7 @@ from unittest import SkipTest
 import numpy as np
 import pytest
 from runner_core.testing import CHECKS, check_project
-from runner_core.testing.case import Case
+from runner_core.testing.case import Case, Watcher
 
 PROJECT = Path(__file__).parent / "toy" / "project"
 
@@ -479,3 +479,14 @@ def test_metrics_are_held_against_numpy(tmp_path: Path, monkeypatch: pytest.Monk
     with_pixel_error(monkeypatch, lambda self, prediction, batch: {})
     with pytest.raises(AssertionError, match="plain_metrics gives"):
         check(case)
+
+
+def test_what_metrics_get_in_bfloat16_is_kept_for_numpy() -> None:
+    import torch
+
+    watcher, values = Watcher(), torch.tensor([0.25, -3.0], dtype=torch.bfloat16)
+    watcher.reset()
+    watcher.update({"logits": values}, {"label": torch.tensor([1, 0])})
+    (seen,), (batch,) = watcher.predictions, watcher.batches
+    np.testing.assert_array_equal(seen["logits"], np.array([0.25, -3.0], np.float32))
+    np.testing.assert_array_equal(batch["label"], [1, 0])

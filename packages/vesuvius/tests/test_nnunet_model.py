@@ -116,7 +116,8 @@ def test_the_run_predicts_and_a_training_starts_from_it(tmp_path, write_volumes,
         expected = made.eval()(x[None, None])[0][0, 0].sigmoid()
     opened = runner_core.open(run)
     assert opened.status == "imported"
-    np.testing.assert_allclose(opened.predict(image).prediction.probability / 255, expected, atol=0.51 / 255)
+    found = opened.predict(image, **{"precision.mode": "float32"}).prediction.probability / 255
+    np.testing.assert_allclose(found, expected, atol=0.51 / 255)
     data = write_volumes({"1": "A", "2": "B", "3": "C"})
     tuned = runner_core.train(
         "vesuvius", data=data, from_=run, run_dir=tmp_path / "tuned",

@@ -19,6 +19,14 @@ Scalar = str | int | float | bool | None
 """One plain value: text, a finite number, a bool or None."""
 
 
+def as_array(tensor: Any) -> Array:
+    """Return an engine's tensor on the host as a NumPy array; bfloat16, which NumPy does not have, as float32."""
+    try:
+        return np.asarray(tensor)
+    except TypeError:
+        return np.asarray(tensor.float())
+
+
 class HostBatch(NamedTuple):
     """A batch in a buffer of the ring; `release()` lets the ring refill the buffer."""
 

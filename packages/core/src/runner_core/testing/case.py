@@ -29,6 +29,7 @@ from runner_core.contract import (
 from runner_core.contract.project import Project
 from runner_core.contract.records import Record
 from runner_core.contract.setup import Data, Setup
+from runner_core.contract.values import as_array
 from runner_core.data.loader import Loader
 from runner_core.data.phantoms import write_phantom
 from runner_core.data.pipeline import CroppedRecord, RecordPipeline
@@ -143,7 +144,7 @@ def _copied(value: Any) -> Any:
         return {name: _copied(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_copied(part) for part in value]
-    return np.asarray(value).copy()
+    return as_array(value).copy()
 
 
 class WatchedSetup(Setup):

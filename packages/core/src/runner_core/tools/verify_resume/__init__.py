@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.text import counted
-from runner_core.contract import Array, Json, State
+from runner_core.contract import Json, State
+from runner_core.contract.values import as_array
 from runner_core.output.runfolder import RunFolder
 
 TIMED_EVENT = "speed"
@@ -189,15 +190,8 @@ def _group(name: str) -> str:
 def _same(one: State, other: State, name: str) -> bool:
     if name not in one.tensors or name not in other.tensors:
         return False
-    a, b = _array(one.tensors[name]), _array(other.tensors[name])
+    a, b = as_array(one.tensors[name]), as_array(other.tensors[name])
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-def _array(tensor: Any) -> Array:
-    try:
-        return np.asarray(tensor)
-    except TypeError:  # bfloat16, which NumPy does not have; float32 holds all its values
-        return np.asarray(tensor.float())
 
 
 def _tensor(one: State, other: State, name: str) -> tuple[str, str, str]:
@@ -205,7 +199,7 @@ def _tensor(one: State, other: State, name: str) -> tuple[str, str, str]:
     if name not in one.tensors or name not in other.tensors:
         there, missing = "there", _NOTHING
         return (name, there, missing) if name in one.tensors else (name, missing, there)
-    a, b = _array(one.tensors[name]), _array(other.tensors[name])
+    a, b = as_array(one.tensors[name]), as_array(other.tensors[name])
     if a.dtype != b.dtype or a.shape != b.shape:
         return name, f"{a.dtype} {a.shape}", f"{b.dtype} {b.shape}"
     width = a.dtype.itemsize
