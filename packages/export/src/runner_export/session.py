@@ -206,8 +206,10 @@ class Script:
                 found = predict(path, infer, settings)
             except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
                 failed += 1
-                where = "" if isinstance(error, OSError) and error.filename else f"{path}: "
-                print(f"not {self.done}: {where}{error}", file=sys.stderr)
+                reason = f"{path}: {error}"
+                if isinstance(error, OSError) and error.filename:
+                    reason = f"{error.filename}: {error.strerror}; check the path, and that it can be read"
+                print(f"not {self.done}: {reason}", file=sys.stderr)
                 continue
             print(f"{target}: {write(target, found)}")
         return 2 if failed else 0
