@@ -6,18 +6,15 @@ a process of its own.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import nibabel
 import numpy as np
 
-from benchmarks.harness import Aim, Options, Result, Table
+from benchmarks.harness import Aim, Options, Result, Table, command
 
 BIN = Path(sys.executable).parent
 MEMBERS, SIDE = 5, 176
@@ -62,13 +59,7 @@ def head(path: Path, side: int) -> Path:
     return path
 
 
-def process(command: str, *words: str | Path) -> tuple[int, float]:
-    """Return the peak memory in bytes, and the seconds, of a command."""
-    line = [str(BIN / "runner"), "brainunet", command, *map(str, words)]
-    begun = time.perf_counter()
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL) as running:
-        _, status, usage = os.wait4(running.pid, 0)
-        running.returncode = os.waitstatus_to_exitcode(status)
-    if running.returncode:
-        raise RuntimeError(f"{' '.join(line)} ended with code {running.returncode}")
-    return usage.ru_maxrss * 1024, time.perf_counter() - begun
+def process(name: str, *words: str | Path) -> tuple[int, float]:
+    """Return the peak memory in bytes, and the seconds, of a command of brainunet."""
+    ran = command(BIN / "runner", "brainunet", name, *words)
+    return ran.peak, ran.clock

@@ -7,21 +7,19 @@ once: what is not the network's work, and the peak of every stage where a real n
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import runner_core
 from runner_core import Arrays, BlockWork, Record
 
 from benchmarks.ensemble import BIN
-from benchmarks.harness import Aim, Cell, Options, Result, Table
+from benchmarks.harness import Aim, Cell, Options, Ran, Result, Table, command
 
 CHUNK, SIDE, LARGE = 128, 512, 2048
 TURNS, BATCHES = 4, 24
@@ -32,14 +30,6 @@ AT_ONCE = (sys.executable, "-m", "benchmarks.large_scrolls")
 ONE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 SHORT = "--epochs 2"
 TINY = "--epochs 1 --train.steps-per-epoch 2 --data.patch 64 64 64 --model.base 2 --model.multipliers 1 2"
-
-
-class Taken(NamedTuple):
-    """What a command took: GB of all its processes at most, seconds of the processor and of the clock."""
-
-    peak: float
-    processor: float
-    clock: float
 
 
 def write_scroll(path: Path, side: int, deep: int) -> float:
@@ -70,47 +60,10 @@ def write_scroll(path: Path, side: int, deep: int) -> float:
     return float(np.quantile(piece, 0.75))
 
 
-def command(*words: object) -> Taken:
-    """Run a command to its end on one thread, and return what it took. Raises RuntimeError if it fails."""
-    begun = time.perf_counter()
-    with subprocess.Popen(list(map(str, words)), stdout=subprocess.DEVNULL, env=os.environ | ONE) as running:
-        ended, peak = threading.Event(), [0]
-
-        def watch() -> None:
-            while not ended.wait(0.2):
-                peak[0] = max(peak[0], memory(running.pid))
-
-        watching = threading.Thread(target=watch)
-        watching.start()
-        _, status, usage = os.wait4(running.pid, 0)
-        running.returncode = os.waitstatus_to_exitcode(status)
-        ended.set()
-        watching.join()
-    if running.returncode:
-        raise RuntimeError(f"{' '.join(map(str, words))} ended with code {running.returncode}")
-    return Taken(peak[0] / 1e9, usage.ru_utime + usage.ru_stime, time.perf_counter() - begun)
-
-
-def memory(pid: int) -> int:
-    """Return the bytes that a process and its children have now, or its own peak so far if that is more.
-
-    The peak that `wait4` tells is of no use: it begins with the memory of this process, which forks.
-    """
-    import psutil
-
-    try:
-        own = psutil.Process(pid)
-        now = sum(each.memory_info().rss for each in (own, *own.children(recursive=True)))
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except (psutil.Error, OSError):
-        return 0
-    return max(now, *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
-
-
 def trained(folder: Path, words: str) -> Path:
     """Return a run of the preset demo on the phantom with these settings."""
     always = ("--train.device", "cpu", "--validate.records", "1")
-    command(BIN / "runner", "vesuvius", "train", "--run-dir", folder, *always, *words.split())
+    command(BIN / "runner", "vesuvius", "train", "--run-dir", folder, *always, *words.split(), variables=ONE)
     return folder
 
 
@@ -177,24 +130,24 @@ def run(options: Options) -> Result:
         first, tiny = trained(folder / "run", SHORT), trained(folder / "tiny", TINY)
         alone = Alone(first, scroll)
         turns = [alone.seconds() for _ in range(TURNS // 2)]
-        whole = command(*predict, first, scroll, "--out", folder / "whole", "--chunked")
+        whole = command(*predict, first, scroll, "--out", folder / "whole", "--chunked", variables=ONE)
         turns += [alone.seconds() for _ in range(TURNS // 2)]
-        rest = command(*AT_ONCE, scroll, folder / "rest", middle, 32, 0.5)
+        rest = command(*AT_ONCE, scroll, folder / "rest", middle, 32, 0.5, variables=ONE)
         part = command(
             *predict, tiny, larger, "--out", folder / "part", "--chunked", "--part", f"1/{max(1, large // CHUNK)}",
-            "--predict.overlap", "0",
+            "--predict.overlap", "0", variables=ONE,
         )  # fmt: skip
-        every = command(*AT_ONCE, larger, folder / "every", middle, 64, 0.0)
+        every = command(*AT_ONCE, larger, folder / "every", middle, 64, 0.0, variables=ONE)
         print(every, flush=True)
     return result(side, large, alone.windows, turns, whole, rest, part, every)
 
 
 def result(
-    side: int, large: int, windows: int, turns: list[float], whole: Taken, rest: Taken, part: Taken, every: Taken
+    side: int, large: int, windows: int, turns: list[float], whole: Ran, rest: Ran, part: Ran, every: Ran
 ) -> Result:
     network = float(np.median(turns))
     shares = network / whole.processor, 1 - rest.processor / whole.processor
-    peak = max(each.peak for each in (whole, part, every))
+    peak = max(each.peak for each in (whole, part, every)) / 1e9
     size, sizes = f"{side:,}³", f"{large:,}³"
     speeds: list[list[Cell]] = [
         [f"the network alone, {windows:,} windows", network, windows / network, 1.0],
@@ -207,12 +160,12 @@ def result(
         ["the same, a network that answers at once", rest.processor, windows / rest.processor, None],
     ]
     peaks: list[list[Cell]] = [
-        [f"runner vesuvius predict, {size}, preset demo, all stages", *whole],
+        [f"runner vesuvius predict, {size}, preset demo, all stages", *_cells(whole)],
         [
             f"runner vesuvius predict, {sizes}, a layer of {CHUNK} planes (--part), a tiny network, windows of 64³",
-            *part,
+            *_cells(part),
         ],
-        [f"runner, {sizes}, a network that answers at once, windows of 64³, all stages", *every],
+        [f"runner, {sizes}, a network that answers at once, windows of 64³, all stages", *_cells(every)],
     ]
     return Result(
         title="Large scrolls",
@@ -240,6 +193,10 @@ def result(
         ],
         packages=("numpy", "zarr", "torch"),
     )
+
+
+def _cells(ran: Ran) -> list[Cell]:
+    return [ran.peak / 1e9, ran.processor, ran.clock]
 
 
 if __name__ == "__main__":

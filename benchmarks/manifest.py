@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import multiprocessing
-import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 from runner_core import DataSet, Decoded, Project, Record, RunConfig, SampleSpec, Url, tabled
+from runner_core.base.resources import own_peak
 from runner_core.config import CacheConfig, RemoteConfig
 from runner_core.contract.setup import Setup
 from runner_core.data.cache.folder import cache_root
@@ -134,7 +134,7 @@ def train(rank: int, ranks: int, workers: int, count: int, folder: Path, pipe: C
     assert not any(leaked_records(samples, data.splits, data.store).values())
     assert isinstance(data.records, RecordTable)
     seconds = time.process_time() - begun[0] - own.project.listing  # type: ignore[attr-defined]
-    pipe.send((manifest_place(data), seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    pipe.send((manifest_place(data), seconds, own_peak()))
     pipe.recv()
     loader = Loader(
         samples["train"], batch_size=BATCH, seed=0, shuffle=True, workers=workers, drop_last=True, epochs=EPOCHS,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from runner_core import Decoded, Project, Record, RunConfig, tabled
+from runner_core.base.resources import own_peak
 from runner_core.config import CacheConfig
 from runner_core.contract.setup import Setup
 from runner_core.data.cache.folder import (
@@ -136,7 +136,7 @@ def start(first: bool, count: int, folder: Path, pipe: Connection) -> None:
         save_contents(folder, index, data.records, data.splits["train"], identities)
         release(data.records)
     seconds = time.process_time() - begun[0] - own.project.listing  # type: ignore[attr-defined]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = own_peak()
     pipe.send((manifest_place(data), opened - own.project.listing, seconds, time.perf_counter() - begun[1], peak))  # type: ignore[attr-defined]
     data.store.close()
 

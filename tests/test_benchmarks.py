@@ -319,3 +319,11 @@ def test_wrong_labels_are_seeded_where_the_project_would_read_them():
 def test_the_settings_of_the_wrong_labels_trainings_are_there(name, capsys):
     words = wrong_labels.CASES[name].words.split()[2:]  # without --folds
     assert main([name, "config", "--preset", "demo", *words]) == 0, capsys.readouterr().err
+
+
+def test_a_commands_peak_is_its_own_and_not_that_of_the_process_that_starts_it() -> None:
+    from benchmarks.harness import command
+
+    held = b"1" * (256 << 20)
+    ran = command(sys.executable, "-c", "import time; held = b'1' * (64 << 20); time.sleep(1)")
+    assert 64 << 20 < ran.peak < 160 << 20 < len(held)
