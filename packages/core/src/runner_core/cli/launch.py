@@ -31,7 +31,7 @@ from runner_core.engines.for_torch import refuse_sharing
 from runner_core.training.launchers import RENDEZVOUS, beside_each_other, find_place, in_place
 from runner_core.training.signals import HANDLED, end_with_parent, handling
 
-_CODE = "import sys; from runner_core.cli import main; sys.exit(main())"
+_CODE = "from runner_core.cli import script; script()"
 _PATIENCE = 10.0
 """Seconds that the other processes have to notice a failure, and again to end at SIGTERM, before they are killed: a
 process that waits for a GPU's answer notices nothing."""
