@@ -274,7 +274,7 @@ def spectral_section(found: Mapping[str, Any]) -> str:
     columns = ["spectral layers", "ms", "time", "MB", "memory"]
     aims = [
         Aim(f"20 times as fast as the textbook's: {number(slow / fast)}", slow >= 20 * fast),
-        Aim(f"a quarter of its memory: {number(much / little)} times less", much >= 4 * little),
+        Aim(f"at most a quarter of its memory: {number(little / much)} of it", much >= 4 * little),
     ]
     lines = "\n".join(f"- Aim: {aim.text} – **{'met' if aim.met else 'NOT met'}**." for aim in aims)
     title = "## ssmunet's spectral layers by themselves"
