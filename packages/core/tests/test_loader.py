@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner_core import BadInput, OutOfSpace, RunnerError, SampleSpec
+from runner_core.base import resources
 from runner_core.base.workers import Packed, Workers
 from runner_core.data.loader import Loader, Sequences
 from runner_core.data.sampling import order
@@ -340,6 +341,18 @@ def test_workers_share_large_arrays_but_not_what_they_write():
     finally:
         workers.close()
     assert table[7:9].tolist() == [7, 8]
+
+
+def test_the_peak_of_ended_workers_is_their_own_and_not_that_of_the_process_that_starts_them():
+    held = b"1" * (256 << 20)
+    workers = Workers(Doubles(np.arange(3)), 1, "test")
+    workers.submit((1, False))
+    workers.receive()
+    peak = resources.own_peak(workers.pids[0])
+    assert 0 < peak < len(held)
+    with mock.patch.object(resources, "_ended_peaks", set()):
+        workers.close()
+        assert peak <= resources.peak_host_memory() - resources.own_peak() < len(held)
 
 
 def test_nothing_large_is_pickled():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -116,15 +115,27 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+_ended_peaks: set[int] = set()
+
+
+def count_peak(pid: int) -> None:
+    """Count the peak memory of a process that will end in a moment in `peak_host_memory`, if it has not ended yet.
+
+    `getrusage` would say it later, but begins with the memory that this process had when it started the other.
+    """
+    with suppress(OSError, StopIteration):
+        _ended_peaks.add(own_peak(pid))
+
+
 def peak_host_memory() -> int:
-    """Return this process's peak memory plus the highest peak of its ended child processes, in bytes."""
-    return own_peak() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    """Return this process's peak memory plus the highest peak of its ended workers, in bytes."""
+    return own_peak() + max(_ended_peaks, default=0)
 
 
-def own_peak() -> int:
-    """Return this process's peak memory in bytes.
+def own_peak(pid: int | str = "self") -> int:
+    """Return this process's peak memory in bytes, or that of another.
 
     `getrusage` is no help: its value starts from the parent's memory.
     """
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from runner_core.base.errors import ENDING, BadInput, RunnerError
+from runner_core.base.resources import count_peak
 
 Work = Callable[[Any], Any]
 
@@ -152,6 +153,9 @@ def _without_main() -> Iterator[None]:
 
 
 def _stop(pipes: Sequence[Connection], processes: Sequence[BaseProcess]) -> None:
+    for process in processes:
+        if process.pid is not None:
+            count_peak(process.pid)
     for pipe in pipes:
         pipe.close()
     for process in processes:
