@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from runner_openkbp.drawing import DOSE_COLOURS, Scale, dashes
-from runner_openkbp.figures import COLOURS, figure, layers
+from runner_openkbp.figures import COLOURS, ISODOSES, _View, figure, layers
 from runner_openkbp.files import find_records, read_patient
 from runner_openkbp.rois import GRID, POSSIBLE, ROIS, TARGETS, bit, unpack
 
@@ -47,6 +47,20 @@ def test_without_a_reference_only_the_prediction_is_drawn(patient: Any) -> None:
     alone = figure(patient, prediction, "pt_1")
     assert alone.shape[1:] == (1200, 3)
     assert alone.shape[0] < both.shape[0]
+
+
+def test_isodose_lines_lie_where_the_dose_passes_a_level(patient: Any) -> None:
+    """Along a row of the slice the dose falls from 100 to 0 Gy: each level that is passed has one line."""
+    falling = np.broadcast_to(np.linspace(100, 0, GRID[1], dtype=np.float32)[:, None], GRID)
+    view = _View.of(patient, [60], bars=1)
+    gy = view._enlarged(falling[:, :, 60])[0]
+    patient.masks[:] = 0
+    tile = _View(patient, view.box, view.size, view.wide, view.high).dose(60, falling)
+    row = tile[(view.high - view.size[1]) // 2 + 30, (view.wide - view.size[0]) // 2 :][: view.size[0]]
+    lines = np.flatnonzero((row == 255).all(-1))
+    passed = [level for level in ISODOSES[::-1] if gy.min() < level < gy.max()]
+    assert len(passed) >= 3
+    assert lines.tolist() == [int(np.flatnonzero(gy >= level)[-1]) for level in passed]
 
 
 @pytest.mark.parametrize("value", [0.0, 90.0, np.nan])

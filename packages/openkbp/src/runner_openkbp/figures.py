@@ -20,6 +20,8 @@ HOT = 80.0
 DOSES = Scale(0, HOT, drawing.DOSE_COLOURS, range(0, 81, 10))
 COLD = 5.0
 """Gy below which the CT is shown without colour."""
+ISODOSES = (20.0, 40.0, 0.95 * 56, 0.95 * 63, 0.95 * 70)
+"""Gy at the white lines over a dose: two for organs, and 95 % of each target's prescription."""
 LIMITS = (5.0, 10.0, 20.0, 40.0, 80.0)
 """Gy at the ends of the difference's scale; the first one that holds 95 % of the voxels is used."""
 SOFT_TISSUE = (1024 - 160.0, 1024 + 240.0)
@@ -89,7 +91,8 @@ def figure(patient: Patient, prediction: Array, key: str) -> Array:
     text(
         draw,
         (_GAP, 38),
-        "Axial slices, the topmost nearest to the head; R: the patient's right",
+        "Axial slices, the topmost nearest to the head; R: the patient's right. White lines: 20 and 40 Gy, and 95 % of "
+        "56, 63 and 70 Gy",
         14,
         colour=drawing.SOFT,
     )
@@ -208,9 +211,13 @@ class _View:
         return cls(patient, (rows, columns), size, wide, max(size[1], wide // 2))
 
     def dose(self, place: int, dose: Array) -> Array:
-        """Draw a dose in colour over the CT with the outlines of the ROIs: (high, wide, 3) uint8."""
+        """Draw a dose in colour over the CT with isodose lines and the outlines of the ROIs: (high, wide, 3) uint8."""
         gy = self._enlarged(dose[:, :, place])
-        return self._tile(place, DOSES.colour(gy), 0.55 * np.clip((gy - COLD) / 2 + 0.5, 0, 1))
+        colours, opacity = DOSES.colour(gy), 0.55 * np.clip((gy - COLD) / 2 + 0.5, 0, 1)
+        for level in ISODOSES:
+            line = _outline(gy >= level, 1)
+            colours[line], opacity[line] = drawing.WHITE, 1
+        return self._tile(place, colours, opacity)
 
     def difference(self, place: int, difference: Array, scale: Scale) -> Array:
         """Draw a difference of doses over the CT; the smaller it is, the more transparent."""
@@ -240,11 +247,11 @@ class _View:
         return np.asarray(cut.resize(self.size, Image.Resampling.BILINEAR))
 
 
-def _outline(mask: Array) -> Array:
-    """Return the mask's outline, two pixels wide, inside the mask."""
+def _outline(mask: Array, width: int = 2) -> Array:
+    """Return the mask's outline, `width` pixels wide, inside the mask."""
     from scipy import ndimage
 
-    return mask & ~np.asarray(ndimage.binary_erosion(mask, iterations=2))
+    return mask & ~np.asarray(ndimage.binary_erosion(mask, iterations=width, border_value=1))
 
 
 # ---------------------------------------------------------------- histograms
