@@ -142,6 +142,9 @@ def test_what_is_wrong_is_named(untrained, dataset, tmp_path, capsys) -> None:
 def test_only_raw_t1_scans_have_derivatives(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadInput, match="not the name of a raw T1 scan"):
         derivatives.places(Record(name, "", {"image": tmp_path / f"{name}.nii.gz"}), tmp_path)
+    with pytest.raises(BadInput, match="other: there is no such folder; --bids names"):
+        derivatives.places(Record(name, "", {"image": tmp_path / "sub-1_T1w.nii"}), tmp_path / "other")
+    (tmp_path / "other").mkdir()
     with pytest.raises(BadInput, match="does not lie below"):
         derivatives.places(Record(name, "", {"image": tmp_path / "sub-1_T1w.nii"}), tmp_path / "other")
 

@@ -47,6 +47,8 @@ class Places:
 
 def places(record: Record, root: Path) -> Places:
     """Return the places of a scan's derivatives. Raises BadInput if its name or place is not BIDS's."""
+    if not root.is_dir():
+        raise BadInput(f"{root}: there is no such folder; --bids names that of the BIDS dataset")
     path = record.files["image"]
     found = _SCAN.fullmatch(stem(path))
     try:

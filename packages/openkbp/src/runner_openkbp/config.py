@@ -181,7 +181,7 @@ class DosePredictOptions:
     dicom: bool = False
     """Also write the dose as DICOM RTDOSE, KEY_dose.dcm."""
     figure: bool = False
-    """Also draw slices of the dose and its dose-volume histograms, KEY_dose.png."""
+    """Also draw slices of the dose with isodose lines, and its dose-volume histograms, KEY_dose.png."""
     dose_grid: Annotated[float, Within(0, 10)] = 2.5
     """Spacing (mm) of the RTDOSE of a patient that comes from DICOM files. 0: the planning CT's own grid."""
     goals: bool = False
