@@ -50,10 +50,26 @@ def test_the_mean_and_its_spread_are_numpys(count: int, seed: int) -> None:
     word, found = ensemble.predict(SEEN)
     assert (word, found.dtype) == ("decided", np.float32)
     np.testing.assert_allclose(found, outputs.astype(np.float64).mean(0), rtol=1e-6)
-    (_, same), spread = ensemble.predict_with_spread(SEEN)
+    (_, same), _ = ensemble.predict_with_spread(SEEN)
     np.testing.assert_array_equal(same, found)
+    _, spread = ensemble.soft_and_spread(SEEN)
     wanted = outputs.astype(np.float64).std(0, ddof=1) if count > 1 else np.zeros((4, 5))
     np.testing.assert_allclose(spread, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_project_may_write_what_each_network_says() -> None:
+    outputs = [np.full((2, 2), value, np.float32) for value in (1, 2, 6)]
+    written: list[Any] = []
+
+    def write_members(cropped: Any, found: Any, stem: Path) -> list[Path]:
+        written.extend(output["a"] for output in found)
+        return [stem.with_suffix(".txt")]
+
+    ensemble = Ensemble([member(str(n), output, write_members=write_members) for n, output in enumerate(outputs)])
+    (_, mean), write = ensemble.predict_with_spread(SEEN)
+    np.testing.assert_array_equal(mean, np.full((2, 2), 3, np.float32))
+    assert write(Path("k_disagreement")) == [Path("k_disagreement.txt")]
+    np.testing.assert_array_equal(written, outputs)  # the mean is summed in the first output, and they are copies
 
 
 @given(st.integers(1, 256), st.integers(0, 2**32 - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from runner_openkbp.dicom import write as dicom
 from runner_openkbp.files import find_inputs, find_records, read_patient
 from runner_openkbp.project import OpenKBP
 from runner_openkbp.rois import GRID, POSSIBLE
+from runner_openkbp.scores import dvh_metrics
 
 HEAD, RIGHT = (60, 50, 58), (60, 44, 64)
 """Voxels near the head and near the patient's right: the axes go backwards, to the left and down."""
@@ -396,3 +398,17 @@ def test_an_unwritable_folder_is_named(write_patient: Any, dose: Any, tmp_path: 
     for options in ({}, {"csv": False, "nifti": True}, {"csv": False, "dicom": True}, {"csv": False, "figure": True}):
         with pytest.raises(BadInput, match=r"file/out/pt_7.*cannot be written"):
             write(write_patient(f"pt_7{len(options)}{list(options)[-1:]}"), dose, tmp_path / "file" / "out", **options)
+
+
+def test_several_doses_give_the_spread_of_each_metric(write_patient: Any, dose: Any, tmp_path: Path) -> None:
+    patient = read_patient(write_patient())
+    files = outputs.write_members([dose, 1.5 * dose], patient.masks, patient.voxel_mm, tmp_path / "pt_7_disagreement")
+    assert [file.name for file in files] == ["pt_7_disagreement_dvh.csv", "pt_7_disagreement_metrics.csv"]
+    alone = dvh_metrics(dose, patient.masks, patient.voxel_mm)
+    with files[1].open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows
+    for row in rows:
+        least = alone[row["roi"], row["metric"]]
+        found = [float(row[column]) for column in ("mean_gy", "sd_gy", "lowest_gy", "highest_gy")]
+        np.testing.assert_allclose(found, [1.25 * least, 0.5 * least / 2**0.5, least, 1.5 * least], atol=0.002)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from runner_core import BadInput, Finding, Record, write_png
 
-from runner_openkbp import checks, clinic, csvfiles, geometry, nifti
+from runner_openkbp import checks, clinic, csvfiles, dvh, geometry, nifti
 from runner_openkbp.config import DosePredictOptions
 from runner_openkbp.dicom import grid as grids
 from runner_openkbp.dicom import read
@@ -17,7 +18,7 @@ from runner_openkbp.dicom.coverage import RULE
 from runner_openkbp.figures import figure
 from runner_openkbp.files import read_patient
 from runner_openkbp.rois import OARS, POSSIBLE, ROIS, TARGETS, Array, Patient, unpack
-from runner_openkbp.scores import voxels_in_tenth_cc
+from runner_openkbp.scores import dvh_metrics, voxels_in_tenth_cc
 
 HOTTEST = 1.3
 """No plan gives a voxel more than this multiple of the highest prescribed dose."""
@@ -103,6 +104,21 @@ def write_map(values: Array, voxel_mm: Array, stem: Path, options: DosePredictOp
         wanted.append(stem.with_name(f"{stem.name}.nii.gz"))
         nifti.write_dose(values, geometry.synthetic(voxel_mm), wanted[1])
     return wanted
+
+
+def write_members(doses: Sequence[Array], masks: Array, voxel_mm: Array, stem: Path) -> Sequence[Path]:
+    """Write how much the networks' doses (Gy) differ in each region: their histograms, and the metrics of each."""
+    histograms, metrics = (stem.with_name(f"{stem.name}_{name}.csv") for name in ("dvh", "metrics"))
+    dvh.write_spread(histograms, doses, masks)
+    found = [dvh_metrics(dose, masks, voxel_mm) for dose in doses]
+    with metrics.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["roi", "metric", "mean_gy", *(f"{name}_gy" for name in dvh.SPREAD)])
+        for roi, metric in found[0]:
+            values = np.array([each[roi, metric] for each in found])
+            if np.isfinite(values).all():
+                table.writerow([roi, metric, *dvh.spread(values)])
+    return [histograms, metrics]
 
 
 def remarks(

@@ -233,6 +233,11 @@ class OpenKBP(Project):
         def inside(cropped: Cropped, dose: Array) -> Array:
             return whole.inside(cropped.decoded.arrays["masks"], dose)
 
+        def write_members(cropped: Cropped, members: Sequence[Arrays], stem: Path) -> Sequence[Path]:
+            doses = [inside(cropped, output["dose"]) for output in members]
+            masks, voxel_mm = cropped.decoded.arrays["masks"], np.array(cropped.decoded.meta["voxel_mm"])
+            return outputs.write_members(doses, masks, voxel_mm, stem)
+
         return Combining(
             kind="values",
             soft=self._soft,
@@ -243,6 +248,7 @@ class OpenKBP(Project):
             write_map=lambda cropped, dose, stem: outputs.write_map(
                 inside(cropped, dose), np.array(cropped.decoded.meta["voxel_mm"]), stem, self.predict_options
             ),
+            write_members=write_members,
             views=(View("left-right", _mirrored, lambda soft: {"dose": soft["dose"][:, ::-1]}),),
         )
 

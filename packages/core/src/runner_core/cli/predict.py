@@ -23,7 +23,7 @@ from runner_core.cli.load import load_network
 from runner_core.cli.options import PredictOptions
 from runner_core.cli.predict_parts import Written, divided
 from runner_core.cli.start import Started, refuse_url
-from runner_core.contract import Array, Infer
+from runner_core.contract import Infer
 from runner_core.contract.project import Project, views_of
 from runner_core.contract.records import AnyRecord, Decoded, Record
 from runner_core.contract.run import collect_left_out
@@ -91,8 +91,8 @@ def _predict_whole(
                 with local(setup.project, record) as here:
                     cropped = CroppedRecord(pipeline, here, partial(refuse_mask, setup.project, record, options.inputs))
                     if options.disagreement and isinstance(network, Ensemble):
-                        prediction, spread = network.predict_with_spread(cropped)
-                        further = partial(write_disagreement, network, cropped, spread)
+                        prediction, disagreement = network.predict_with_spread(cropped)
+                        further = partial(write_disagreement, disagreement, here.key)
                     else:
                         prediction, further = predict_with(setup.project, cropped, network), None
                     del cropped
@@ -183,13 +183,11 @@ def refuse_no_labels(project: Project) -> None:
         raise BadInput(f"--label-tables: {project.name} names no labels (Pictures.labels): leave it out")
 
 
-def write_disagreement(network: Ensemble, cropped: CroppedRecord, spread: Array, folder: Path) -> Sequence[Path]:
-    """Write KEY_disagreement in the project's format for maps."""
-    stem = folder / f"{cropped.record.key}_disagreement"
+def write_disagreement(write: Callable[[Path], Sequence[Path]], key: str, folder: Path) -> Sequence[Path]:
+    """Write KEY_disagreement in the project's formats."""
+    stem = folder / f"{key}_disagreement"
     stem.parent.mkdir(parents=True, exist_ok=True)
-    write_map = network.combining.write_map
-    assert write_map is not None
-    return write_map(cropped, spread, stem)
+    return write(stem)
 
 
 def write_prediction(

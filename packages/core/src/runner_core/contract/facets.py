@@ -305,6 +305,11 @@ class Combining:
     """`write_map(cropped, values, stem)` writes a float32 map in the grid of the first soft array, and returns files.
 
     It restores the record's own grid and writes the field's format; `stem` is the file's path without its ending."""
+    write_members: Callable[[Cropped, Sequence[Arrays], Path], Sequence[Path]] | None = None
+    """`write_members(cropped, outputs, stem)` writes what a map cannot say about how much networks disagree.
+
+    `outputs` are their soft outputs, such as doses of which each has a histogram of its own; `stem` is as for
+    `write_map`. All outputs are in memory at once: only for grids of bounded size."""
     views: tuple[View, ...] = ()
     """Views beside the record itself that test-time augmentation may average: `predict.views` chooses among them."""
     calls: Callable[[Record], int] | None = None

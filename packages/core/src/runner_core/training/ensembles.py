@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,22 +116,34 @@ class Ensemble:
             return _joined(list(outputs))
         return mean(outputs)
 
-    def soft_and_spread(self, cropped: Cropped) -> tuple[Arrays, Array]:
+    def soft_and_spread(self, cropped: Cropped, keep: list[Arrays] | None = None) -> tuple[Arrays, Array]:
         """Return the mean, and how much the members disagree: the standard deviation of the first array (n − 1).
 
-        Of probabilities, it is that of the class which the mean holds for the most likely.
+        Of probabilities, it is that of the class which the mean holds for the most likely. `keep` gets a copy of each
+        member's output.
         """
-        outputs = self._outputs(cropped)
+        outputs = self._outputs(cropped) if keep is None else _kept(self._outputs(cropped), keep)
         first = next(outputs)
         name = next(iter(first))
         spread = _Spread(first[name])
         soft = mean(spread.watching(first, outputs, name))
         return soft, spread.map(soft[name], self.combining.kind == "probabilities")
 
-    def predict_with_spread(self, cropped: Cropped) -> tuple[Any, Array]:
-        """Return the decision on the mean, and how much the members disagree (`soft_and_spread`)."""
-        soft, spread = self.soft_and_spread(cropped)
-        return self.combining.decide(cropped, soft), spread
+    def predict_with_spread(self, cropped: Cropped) -> tuple[Any, Callable[[Path], Sequence[Path]]]:
+        """Return the decision on the mean, and what writes how much the members disagree, given a path without ending.
+
+        It writes the project's map of `soft_and_spread`, and what else its facet says of the single outputs.
+        """
+        write_map, write_members = self.combining.write_map, self.combining.write_members
+        assert write_map is not None  # refuse_without_map
+        outputs: list[Arrays] = []
+        soft, spread = self.soft_and_spread(cropped, outputs if write_members else None)
+
+        def write(stem: Path) -> Sequence[Path]:
+            further = write_members(cropped, outputs, stem) if write_members else ()
+            return [*write_map(cropped, spread, stem), *further]
+
+        return self.combining.decide(cropped, soft), write
 
     def refuse_without_map(self) -> None:
         """Raise BadInput if the project cannot write a map of how much the members disagree."""
@@ -193,6 +206,13 @@ def _joined(outputs: Sequence[Arrays]) -> Arrays:
 def _unit(vectors: Array) -> Array:
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return np.asarray(vectors / np.maximum(length, np.finfo(np.float32).tiny), np.float32)
+
+
+def _kept(outputs: Iterator[Arrays], keep: list[Arrays]) -> Iterator[Arrays]:
+    """Yield the outputs, and put a copy of each into `keep`: whoever averages them may overwrite them."""
+    for output in outputs:
+        keep.append({name: array.copy() for name, array in output.items()})
+        yield output
 
 
 class _Spread:
