@@ -261,6 +261,8 @@ def test_labels_as_an_object_array(write_core) -> None:
 
 def test_missing_file(tmp_path: Path) -> None:
     refuse(tmp_path / "core_9.npz", "no such file")
+    refuse(tmp_path / "mosaic.tif", "no such file")
+    refuse(tmp_path, "a folder. Name the file of one image")
 
 
 def test_an_unknown_format(tmp_path: Path) -> None:

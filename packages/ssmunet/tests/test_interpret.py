@@ -182,7 +182,7 @@ def test_chosen_wavenumbers_train_a_network_of_their_own(cores: Path, bands: Pat
         (["interpret", "RUN", "--width", "0"], "--width 0"),
         (["interpret", "RUN", "--split", "tets"], "there is no such split; did you mean 'test'"),
         (["select-bands", "RUN", "--k", "1"], "--k 1: choose two"),
-        (["select-bands", "RUN", "--k", "40", "--width", "60"], "lower --k or --width"),
+        (["select-bands", "RUN", "--k", "40", "--width", "60"], "of width 60 could be chosen: lower --k or --width"),
         (["interpret", "nowhere"], "nowhere"),
     ],
 )
@@ -194,6 +194,10 @@ def test_what_cannot_be_done_is_refused(
     done = runner("ssmunet", *line, "--out", str(out), code=2)
     assert message in done.stderr
     assert not out.exists()
+
+
+def test_only_so_many_wavenumbers_are_a_width_apart() -> None:
+    assert selection.fitting(np.array([900.0, 905, 910, 912, 930]), 10) == 3
 
 
 def test_windows_lie_side_by_side_and_hold_every_wavenumber() -> None:

@@ -328,6 +328,9 @@ def test_another_volume_or_network_of_the_same_name_is_other_work(begin, config,
 def test_bad_input_is_named(begin, config, volume, tmp_path) -> None:
     with pytest.raises(BadInput, match=r"missing\.zarr: there is no zarr array or group"):
         begin(place=tmp_path / "missing.zarr")
+    (picture := tmp_path / "s1.tif").write_bytes(b"II*")
+    with pytest.raises(BadInput, match=r"s1\.tif: only zarr volumes are predicted chunk by chunk"):
+        begin(place=picture)
     zarr.create_array(tmp_path / "mask.zarr", data=np.ones((30, 7, 7), np.uint8), chunks=(30, 7, 7))
     with pytest.raises(BadInput, match=r"mask\.zarr: a mask of 30 × 7 × 7 voxels for a volume of 40 × 37 × 50"):
         begin(mask=str(tmp_path / "mask.zarr"))

@@ -46,8 +46,6 @@ def sides(config: CallsConfig, names: Sequence[str]) -> tuple[Array, Array]:
         if wrong := [name for name in chosen if name not in names]:
             hint = did_you_mean(wrong[0], names)
             raise BadInput(f"calls.{setting} names {wrong[0]}, which is no class{hint}; there are {first_few(names)}")
-    if both := [name for name in config.positive if name in config.negative]:
-        raise BadInput(f"calls.positive and calls.negative both name {both[0]}")
     others = config.negative or tuple(name for name in names if name not in (*config.positive, UNANNOTATED))
     if config.positive and not others:
         raise BadInput("calls.positive names every class: none is left to stand against them")

@@ -239,6 +239,8 @@ class SSMConfig(RunConfig):
             )
         if self.calls.negative and not self.calls.positive:
             yield "calls.negative stands against calls.positive, which is empty: name the positive classes"
+        if both := [name for name in self.calls.positive if name in self.calls.negative]:
+            yield f"calls.positive and calls.negative both name {both[0]}"
         if not self.loss.cross_entropy + self.loss.dice > 0:
             yield "loss.cross_entropy and loss.dice are both 0: nothing would be learned"
 

@@ -88,6 +88,8 @@ def select_bands(parser: ArgumentParser, words: Sequence[str]) -> int:
     project: Any = run.network(options.data, split="train").project
     _refuse_prepared(project.config, options.run)
     axis = np.asarray(project.statistics["wavenumbers"])
+    if options.k > (most := fitting(axis, options.width)):
+        raise _too_many(most, options.width)
     with claimed("ssmunet", "select-bands", options.out) as out:
         training, held_out = (
             annotated_pixels(run.network(options.data, split=split), axis, options.width, limit)
@@ -135,6 +137,15 @@ def annotated_pixels(network: Any, axis: Array, width: float, limit: int | None)
     if not groups:
         raise BadInput("none of these cores has an annotated pixel of tissue to choose wavenumbers by")
     return Pixels(np.concatenate(spectra), np.concatenate(classes), np.array(groups))
+
+
+def fitting(axis: Array, width: float) -> int:
+    """Return the number of wavenumbers of the ascending axis that can be chosen, no two closer than `width`."""
+    count, last = 0, -np.inf
+    for place in axis:
+        if place - last >= width:
+            count, last = count + 1, place
+    return count
 
 
 def averaging(axis: Array, width: float) -> Array:

@@ -59,6 +59,7 @@ class Scroll:
         `scale_known`; None for a network that needs none.
         """
         _refuse(config)
+        _refuse_files(work.record.files["image"])
         if not 0 < options.memory_gb < math.inf:
             raise BadInput(f"--memory-gb is {options.memory_gb:g}; a number above 0 is needed")
         self._work, self._settings, self._options = work, config.predict, options
@@ -404,6 +405,15 @@ def _refuse(config: ScrollConfig) -> None:
     if config.crop.mode not in ("auto", "none"):
         raise BadInput(
             f"crop.mode {config.crop.mode}: volumes predicted in chunks are not cropped; name a mask (--mask)"
+        )
+
+
+def _refuse_files(place: Location) -> None:
+    """Raise BadInput for a volume that is one file: it cannot be read chunk by chunk."""
+    if isinstance(place, Path) and place.is_file():
+        raise BadInput(
+            f"{place}: only zarr volumes are predicted chunk by chunk: write it as zarr, or leave out --chunked, "
+            "--mask, --store and --ngff"
         )
 
 

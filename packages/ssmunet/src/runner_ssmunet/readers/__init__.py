@@ -170,7 +170,9 @@ def reader(path: Path) -> ModuleType:
     if suffix not in _READERS and path.with_suffix(".hdr").is_file():
         return envi
     if suffix not in _READERS:
-        raise BadInput(f"{path}: not a format that is read here: {FORMATS}.")
+        if path.is_dir():
+            raise BadInput(f"{path}: a folder. Name the file of one image.")
+        raise BadInput(f"{_base.existing(path)}: not a format that is read here: {FORMATS}.")
     return _READERS[suffix]
 
 
