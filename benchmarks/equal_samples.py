@@ -98,7 +98,8 @@ def run(options: Options) -> Result:
         what=f"nnU-Net's residual-encoder network ({size.text}), trained for {steps * BATCH:,} patches in batches of "
         f"{BATCH}: SGD with momentum 0.99, learning rate {number(RATE)} with polynomial decay, Dice and cross-entropy, "
         f"five generated volumes, seeds {', '.join(map(str, seeds))}. The official score, means over four volumes of "
-        "four scrolls from another phantom, windows and post-processing alike. nnU-Net normalises by volume, runner by set.",
+        "four scrolls from another phantom, windows and post-processing alike. nnU-Net normalises by volume, runner by "
+        "set.",
         tables=[
             Table(
                 [

@@ -42,7 +42,7 @@ REMARKS = [
     "the speed that data at no cost would give: more than that needs a faster network. Its convolutions take four "
     "fifths of the forward and backward pass with 32 to 256 channels, and both sides call the same ones.",
     "Not the same: nnU-Net has two logits a voxel and leaves the coarsest level out of the loss, runner has one logit "
-    "and uses all levels; the augmentations differ as `nnunet_augment` says. Samples a second on two threads and with "
+    "and uses all levels; the augmentations differ as `AugmentConfig` says. Samples a second on two threads and with "
     "worker processes were not measured, because the machine was shared.",
     "On a processor without AMX (avx512_bf16 alone), bfloat16 took 1.4 times as long as float32, with channels last "
     "1.5 times: there `precision.mode auto` is float32. nnU-Net has no autocast on a CPU. Channels last with PyTorch's "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 from functools import lru_cache
-from itertools import combinations
 from typing import Any
 
 import torch
@@ -40,30 +39,26 @@ def on_host(rng: torch.Generator) -> torch.Generator:
 def turned(volumes: Tensors, config: AugmentConfig, host: torch.Generator) -> Tensors:
     """Mirror and turn volumes (B, 1, D, H, W) of any dtype alike, each patch in its own way.
 
-    Patches turn by multiples of 90° in planes whose sides are equal: one plane, or all three of a cube.
+    Patches whose height and width are equal turn by multiples of 90° about z, the scroll's axis. About another axis the
+    fibres of a sheet's two faces would change places: by their direction a network tells the recto from the verso.
     """
     shape = next(iter(volumes.values())).shape
-    planes = [(a, b) for a, b in combinations((1, 2, 3), 2) if shape[a + 1] == shape[b + 1]]
-    ways: list[tuple[list[bool], list[int]]] = []
+    turns = 4 if config.rotate90 and shape[3] == shape[4] else 1
+    ways: list[tuple[list[bool], int]] = []
     for _ in range(shape[0]):
         flips = (torch.rand(3, generator=host) < 0.5).tolist() if config.flip else [False] * 3
-        turns = torch.randint(4, (len(planes),), generator=host).tolist() if config.rotate90 else [0] * len(planes)
-        ways.append((flips, turns))
+        ways.append((flips, int(torch.randint(turns, (), generator=host))))
     return {
-        name: torch.stack([_turn(patch, way, planes) for patch, way in zip(volume, ways, strict=True)])
+        name: torch.stack([_turn(patch, *way) for patch, way in zip(volume, ways, strict=True)])
         for name, volume in volumes.items()
     }
 
 
-def _turn(patch: Tensor, way: tuple[list[bool], list[int]], planes: list[tuple[int, int]]) -> Tensor:
+def _turn(patch: Tensor, flips: list[bool], turns: int) -> Tensor:
     """Turn (1, D, H, W); the shape stays the same."""
-    flips, turns = way
     if axes := [axis for axis, flip in enumerate(flips, 1) if flip]:
         patch = patch.flip(axes)
-    for turn, plane in zip(turns, planes, strict=True):
-        if turn:
-            patch = torch.rot90(patch, turn, plane)
-    return patch
+    return torch.rot90(patch, turns, (2, 3)) if turns else patch
 
 
 def warp(volumes: Tensors, config: AugmentConfig, host: torch.Generator) -> None:

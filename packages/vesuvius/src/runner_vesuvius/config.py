@@ -155,41 +155,46 @@ class LossConfig:
 
 @dataclass
 class AugmentConfig:
-    """Random changes of training patches on the device; 0 switches a change off."""
+    """Random changes of training patches on the device; 0 switches a change off.
+
+    Shares and amounts are nnU-Net's, as far as they have the same meaning here. Three differ: brightness is added
+    (nnU-Net multiplies by it), gamma does not restore the patch's mean and deviation (nnU-Net's does), and low
+    resolution is interpolated linearly (nnU-Net: cubic splines).
+    """
 
     flip: bool = True
     """Mirror half of the patches along each axis."""
     rotate90: bool = True
-    """Turn patches by multiples of 90° in planes whose sides are equal."""
-    brightness: Annotated[float, AtLeast(0)] = 0.1
+    """Turn patches by multiples of 90° about z, the scroll's axis, if their height and width are equal."""
+    brightness: Annotated[float, AtLeast(0)] = 0.15
     """Standard deviation of an offset, in units of the intensities' standard deviation."""
     contrast: Annotated[float, AtLeast(0)] = 0.15
     """Standard deviation of the logarithm of a factor on the contrast."""
-    gamma: Annotated[float, AtLeast(0)] = 0.2
+    gamma: Annotated[float, AtLeast(0)] = 0.22
     """Standard deviation of the logarithm of an exponent on the intensities."""
-    gamma_inverted: Annotated[float, Within(0, 1)] = 0.0
+    gamma_inverted: Annotated[float, Within(0, 1)] = 0.25
     """Share of the patches whose exponent acts on the negative: on dark voxels rather than on bright ones."""
-    noise: Annotated[float, AtLeast(0)] = 0.1
+    noise: Annotated[float, AtLeast(0)] = 0.32
     """Largest standard deviation of noise, in units of the intensities' standard deviation."""
-    brightness_share: Annotated[float, Within(0, 1)] = 1.0
+    brightness_share: Annotated[float, Within(0, 1)] = 0.15
     """Share of the patches whose brightness changes."""
-    contrast_share: Annotated[float, Within(0, 1)] = 1.0
+    contrast_share: Annotated[float, Within(0, 1)] = 0.15
     """Share of the patches whose contrast changes."""
-    gamma_share: Annotated[float, Within(0, 1)] = 1.0
+    gamma_share: Annotated[float, Within(0, 1)] = 0.4
     """Share of the patches that get an exponent."""
-    noise_share: Annotated[float, Within(0, 1)] = 1.0
+    noise_share: Annotated[float, Within(0, 1)] = 0.1
     """Share of the patches that get noise."""
-    low_resolution: Annotated[float, Within(0, 1)] = 0.0
+    low_resolution: Annotated[float, Within(0, 1)] = 0.25
     """Share of the patches that are sampled with voxels up to twice as wide, and interpolated back."""
     blur: Annotated[float, Within(0, 1)] = 0.2
     """Share of the patches that are blurred."""
-    affine: Annotated[float, Within(0, 1)] = 0.2
+    affine: Annotated[float, Within(0, 1)] = 0.36
     """Share of the patches that are rotated and scaled."""
-    rotate: Annotated[float, AtLeast(0)] = 15.0
+    rotate: Annotated[float, AtLeast(0)] = 30.0
     """Largest rotation about each axis (degrees)."""
-    scale: Annotated[float, Within(0, 1)] = 0.15
+    scale: Annotated[float, Within(0, 1)] = 0.34
     """Largest logarithm of the size factor."""
-    elastic: Annotated[float, Within(0, 1)] = 0.1
+    elastic: Annotated[float, Within(0, 1)] = 0.0
     """Share of the patches that are warped."""
     first_threshold: tuple[float, float] = (0.1, 0.7)
     """data.first_stage: lowest and highest threshold that makes the probabilities a mask, drawn for each patch.
@@ -307,22 +312,8 @@ def nnunet() -> ScrollConfig:
     config.train.workers = 4
     config.train.channels_last = "on"  # as in default
     config.loss.skeleton_recall.weight = 0.0
-    config.augment = nnunet_augment()
     config.validate.every, config.checkpoint.every = 10, 10
     return config
-
-
-def nnunet_augment() -> AugmentConfig:
-    """Return nnU-Net's shares and amounts, as far as they have the same meaning here.
-
-    Three differ: brightness is added (nnU-Net multiplies by it), gamma does not restore the patch's mean and deviation
-    (nnU-Net's does), and low resolution is interpolated linearly (nnU-Net: cubic splines).
-    """
-    return AugmentConfig(
-        rotate90=False, affine=0.36, rotate=30.0, scale=0.34, elastic=0.0,
-        noise=0.32, noise_share=0.1, blur=0.2, brightness=0.15, brightness_share=0.15,
-        contrast=0.15, contrast_share=0.15, low_resolution=0.25, gamma=0.22, gamma_share=0.4, gamma_inverted=0.25,
-    )  # fmt: skip
 
 
 def resenc_m() -> ScrollConfig:
