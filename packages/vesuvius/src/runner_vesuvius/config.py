@@ -312,6 +312,7 @@ def nnunet() -> ScrollConfig:
     config.train.workers = 4
     config.train.channels_last = "on"  # as in default
     config.loss.skeleton_recall.weight = 0.0
+    config.augment.rotate90 = False
     config.validate.every, config.checkpoint.every = 10, 10
     return config
 
