@@ -164,7 +164,7 @@ class AugmentConfig:
 
     flip: bool = True
     """Mirror half of the patches along each axis."""
-    rotate90: bool = True
+    rotate90: bool = False
     """Turn patches by multiples of 90° about z, the scroll's axis, if their height and width are equal."""
     brightness: Annotated[float, AtLeast(0)] = 0.15
     """Standard deviation of an offset, in units of the intensities' standard deviation."""
@@ -312,7 +312,6 @@ def nnunet() -> ScrollConfig:
     config.train.workers = 4
     config.train.channels_last = "on"  # as in default
     config.loss.skeleton_recall.weight = 0.0
-    config.augment.rotate90 = False
     config.validate.every, config.checkpoint.every = 10, 10
     return config
 
