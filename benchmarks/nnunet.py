@@ -62,7 +62,7 @@ class Size(NamedTuple):
         return f"{self.features[0]} to {self.features[-1]} channels, patch {self.patch}³"
 
 
-SIZES = (Size((8, 16, 32, 64), (1, 2, 3, 3), 48, 5), Size((32, 64, 128, 256), (1, 2, 3, 3), 32, 4))
+SIZES = (Size((8, 16, 32, 64), (1, 2, 3, 3), 48, 15), Size((32, 64, 128, 256), (1, 2, 3, 3), 32, 11))
 QUICK = (Size((4, 8), (1, 1), 16, 1),)
 
 
