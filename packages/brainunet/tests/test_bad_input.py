@@ -107,7 +107,7 @@ def test_nan(project, write_head, value: float) -> None:
     data = nibabel.load(scan).get_fdata(dtype=np.float32)
     data[3, 4, 5] = value
     rewrite(scan, data)
-    refuse(project, scan, "1 voxels are NaN or infinite")
+    refuse(project, scan, "1 voxel NaN or infinite: replace")
 
 
 def test_nan_in_the_mask(project, write_head) -> None:
@@ -115,7 +115,7 @@ def test_nan_in_the_mask(project, write_head) -> None:
     data = nibabel.load(mask_of(scan)).get_fdata(dtype=np.float32)
     data[3, 4, 5] = np.nan
     rewrite(mask_of(scan), data)
-    refuse(project, scan, "1 voxels are NaN", mask_of(scan))
+    refuse(project, scan, "1 voxel NaN", mask_of(scan))
 
 
 def test_4d(project, write_head) -> None:

@@ -153,8 +153,9 @@ def test_weights_of_a_file_are_taken_by_name_and_shape(parent: Path, capsys: pyt
     assert f"nan.safetensors: {first} holds NaN" in refused("--from", "nan.safetensors")
     Path("text.safetensors").write_text("hello", encoding="utf-8")
     assert "cannot be read as weights" in refused("--from", "text.safetensors")
-    Path("odd.pt").write_bytes(bytes(range(256)) * 4)
-    assert "odd.pt cannot be read as weights: torch.save did not write it" in refused("--from", "odd.pt")
+    for content in (bytes(range(256)) * 4, b"h\xff\x00\xff"):
+        Path("odd.pt").write_bytes(content)
+        assert "odd.pt cannot be read as weights: torch.save did not write it" in refused("--from", "odd.pt")
     assert "there is no such run or file" in refused("--from", "nothing.pth")
     assert "--from names nothing" in refused("--from", "")
     assert "leave one of them out" in refused("--from", "parent", "--resume", "child")

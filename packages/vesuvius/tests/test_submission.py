@@ -66,6 +66,21 @@ def test_what_predict_writes_is_valid(project, data, tmp_path, capsys) -> None:
     assert (out / "submission.zip").read_bytes() == first
 
 
+def test_a_zip_of_what_is_predicted_chunk_by_chunk_is_refused(project, data) -> None:
+    project.predict_options = ScrollPredictOptions(chunked=True, zip=True)
+    record, _ = project.inputs(data / "test_images")
+    wanted = project.combining().in_blocks.wanted
+    with pytest.raises(BadInput, match=r"301 is predicted chunk by chunk into 301\.zarr, .* leave out --zip"):
+        wanted(record)
+    project.predict_options = ScrollPredictOptions(zip=True)
+    assert not wanted(record)
+
+
+def test_a_folder_is_no_submission(tmp_path) -> None:
+    with pytest.raises(BadInput, match=r"is a folder: name the submission\.zip in it"):
+        validate(tmp_path)
+
+
 def test_it_says_what_it_could_not_compare(tmp_path, capsys) -> None:
     assert validate(zipped(tmp_path / "a.zip", {"301.tif": tif(MASK)})) == 0
     assert "names and shapes were not compared" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import numpy as np
 from nibabel import orientations
 from nibabel.filebasedimages import ImageFileError
 from nibabel.spatialimages import HeaderDataError
-from runner_core import BadInput, gzip_content, refuse_large_nifti_header, refuse_special_file
+from runner_core import BadInput, counted, gzip_content, refuse_large_nifti_header, refuse_special_file
 
 from runner_brainunet import sizes
 
@@ -145,7 +145,7 @@ def read_data(image: Any, path: Path) -> Array:
     data = data.reshape(data.shape[:3])
     bad = data.size - int(np.count_nonzero(np.isfinite(data)))
     if bad:
-        raise BadInput(f"{path}: {bad} voxels are NaN or infinite. Replace them (by 0, say) first.")
+        raise BadInput(f"{path}: {counted(bad, 'voxel')} NaN or infinite: replace them first, by 0, say.")
     return data
 
 

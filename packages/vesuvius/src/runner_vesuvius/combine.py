@@ -25,7 +25,7 @@ from runner_core import (
     quarter_turns,
 )
 
-from runner_vesuvius import outputs, statistics, volumes
+from runner_vesuvius import outputs, statistics, submission, volumes
 from runner_vesuvius.config import ScrollConfig, ScrollPredictOptions
 from runner_vesuvius.labels import IGNORE, SURFACE
 from runner_vesuvius.outputs import Detected
@@ -104,7 +104,18 @@ def _windows(project: Scans) -> tuple[Sequence[int], float, int]:
 
 
 def _too_large(project: Scans, record: AnyRecord) -> bool:
-    """Return whether a volume is predicted chunk by chunk: asked for, at a URL, or a zarr larger than memory."""
+    """Return whether a volume is predicted chunk by chunk. Raises BadInput if a submission of tifs is asked for."""
+    found = _in_chunks(project, record)
+    if found and project.predict_options.zip:
+        raise BadInput(
+            f"{record.key} is predicted chunk by chunk into {record.key}.zarr, and {submission.NAME} holds tifs: leave "
+            "out --zip"
+        )
+    return found
+
+
+def _in_chunks(project: Scans, record: AnyRecord) -> bool:
+    """Return whether a volume must be predicted chunk by chunk: asked for, at a URL, or a zarr larger than memory."""
     place, options = record.files["image"], project.predict_options
     if isinstance(place, Url) or options.chunked or options.mask or options.store or options.ngff != "auto":
         return True

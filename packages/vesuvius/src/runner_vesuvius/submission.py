@@ -87,6 +87,8 @@ def _opened(path: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(path)
     except FileNotFoundError as error:
         raise BadInput(f"{path}: there is no such file; `predict` with --zip writes {NAME}") from error
+    except IsADirectoryError as error:
+        raise BadInput(f"{path} is a folder: name the {NAME} in it") from error
     except (OSError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path}: is not a zip file that can be read: {error}") from error
 

@@ -93,17 +93,21 @@ def _read(file: Path, read: Callable[[Path], Any]) -> Any:
         return read(file)
     except BadInput:
         raise
-    except (UnpicklingError, IndexError, EOFError) as error:  # the latter two from bytes that are no pickle
-        if not is_zipfile(file) and _OLD_FORMAT not in head:
+    except Exception as error:  # readers raise any exception for a damaged file
+        if isinstance(error, _NO_PICKLE) and not is_zipfile(file) and _OLD_FORMAT not in head:
             raise BadInput(
                 f"{file} cannot be read as weights: torch.save did not write it; give a file that it wrote, or a "
                 ".safetensors"
             ) from error
-        raise BadInput(
-            f"{file} holds more than tensors, which is not loaded: save its state dict alone, best as .safetensors"
-        ) from error
-    except Exception as error:  # readers raise any exception for a damaged file
+        if isinstance(error, UnpicklingError):
+            raise BadInput(
+                f"{file} holds more than tensors, which is not loaded: save its state dict alone, best as .safetensors"
+            ) from error
         raise BadInput(f"{file} cannot be read as weights: {type(error).__name__}: {error}") from error
+
+
+_NO_PICKLE = (UnpicklingError, IndexError, EOFError, KeyError)
+"""What PyTorch's reader raises for bytes that are no pickle."""
 
 
 def _is_stored(tensor: torch.Tensor) -> bool:
