@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # it is no package that one installs
 
+from runner_core.base.text import counted
 from runner_core.tools.measure.ablate_report import agreement, from_to, sign
 
 from benchmarks.bucket import BUCKET, LATENCY, served
@@ -254,7 +255,7 @@ def _memory(found: Mapping[str, Any]) -> str:
 def _measured(found: Mapping[str, Any]) -> str:
     there, (before, after) = found["machine"], found["machine"]["load"]
     return wrapped(
-        f"*Measured on {there['date']}: {there['cpu']}, {there['cores']} cores, {there['ram_gb']} GB, GPU: "
+        f"*Measured on {there['date']}: {there['cpu']}, {counted(there['cores'], 'core')}, {there['ram_gb']} GB, GPU: "
         f"{there['gpu']}; load {before} before, {after} after.*"
     )
 

@@ -16,7 +16,8 @@ DECODE, TURNS, INTENSITY, WARP = "bytes to a batch", "flips and turns", "intensi
 USUAL = "the usual step"
 NOTHING: dict[str, Any] = {
     "flip": False, "rotate90": False, "brightness": 0, "contrast": 0, "gamma": 0, "noise": 0, "blur": 0, "affine": 0,
-    "elastic": 0,
+    "elastic": 0, "low_resolution": 0, "gamma_inverted": 0, "rotate": 15, "scale": 0.15,
+    "brightness_share": 1, "contrast_share": 1, "gamma_share": 1, "noise_share": 1,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What nnU-Net's network learns from equally many samples: nnU-Net's trainer beside runner's augmentations."""
+"""What nnU-Net's network learns from equally many samples: nnU-Net's trainer beside runner's."""
 
 from __future__ import annotations
 
@@ -96,20 +96,7 @@ def run(options: Options) -> Result:
         f"five generated volumes, seeds {', '.join(map(str, seeds))}. The official score, means over four volumes of "
         "four scrolls from another phantom, windows and post-processing alike. nnU-Net normalises by volume, runner by "
         "set.",
-        tables=[
-            Table(
-                [
-                    "after equal samples",
-                    "score by seed",
-                    "score",
-                    "topology",
-                    "surface Dice",
-                    "components",
-                    "processor s",
-                ],
-                rows,
-            )
-        ],
+        tables=[Table(COLUMNS, rows)],
         aims=aims,
         left_out=left_out,
         packages=("torch", "nnunetv2", "batchgeneratorsv2", "dynamic_network_architectures"),

@@ -253,10 +253,12 @@ def command(*words: object, variables: Mapping[str, str] | None = None) -> Ran:
         ended, peak = threading.Event(), [0]
 
         def watch() -> None:
-            while not ended.wait(0.2):
+            while True:
                 peak[0] = max(peak[0], memory(running.pid))
+                if ended.wait(0.2):
+                    return
 
-        watching = threading.Thread(target=watch)
+        watching = threading.Thread(target=watch, daemon=True)
         watching.start()
         _, status, usage = os.wait4(running.pid, 0)
         running.returncode = os.waitstatus_to_exitcode(status)
@@ -270,14 +272,14 @@ def command(*words: object, variables: Mapping[str, str] | None = None) -> Ran:
 def memory(pid: int) -> int:
     """Return the bytes that a process and its children have now, or its own peak so far if that is more."""
     import psutil
+    from runner_core.base.resources import own_peak
 
     try:
         own = psutil.Process(pid)
         now = sum(each.memory_info().rss for each in (own, *own.children(recursive=True)))
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except (psutil.Error, OSError):
+        return max(now, own_peak(pid))
+    except (psutil.Error, OSError, StopIteration):  # it has ended
         return 0
-    return max(now, *(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def machine() -> dict[str, Any]:

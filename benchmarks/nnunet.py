@@ -19,14 +19,13 @@ import torch
 from runner_core import Arrays, Infer, Precision, Progress
 from runner_core.contract.setup import Setup
 from runner_core.data.loader import Loader
-from runner_core.engines.device import cpu_flags
+from runner_core.engines.device import cpu
 from runner_core.engines.torch.learning import build_optimizer
 from runner_core.engines.torch.parallel import place
 from runner_core.engines.torch.precision import autocast
 from runner_core.plugins.manager import Plugins
 from runner_core.plugins.settings import from_preset
 from runner_core.training.data import open_data
-from runner_vesuvius.config import AugmentConfig
 
 from benchmarks.harness import ROOT, Aim, Cell, Options, Result, Table, Times, Turns, Way, number
 
@@ -35,12 +34,13 @@ THEIRS, PLAIN = "nnU-Net 2.8.1", "runner, float32, channels last off"
 OURS, HALF = "runner, float32", "runner, bfloat16"
 ALONE, DATA = ": network alone", ": data alone"
 AIM = 2.0
-AMX = "amx_bf16" in cpu_flags()
+AMX = cpu().matrix_bfloat16
 Step = Callable[[Any], None]
 REMARKS = [
     "`network alone` repeats the training step on one batch; `data alone` is loading and augmentation. The aims name "
-    "the speed that data at no cost would give: more than that needs a faster network. Its convolutions take four "
-    "fifths of the forward and backward pass with 32 to 256 channels, and both sides call the same ones.",
+    "the speed that data at no cost would give: more than that needs a faster network. (Where the network alone took "
+    "longer than the whole, the difference is noise.) Its convolutions take four fifths of the forward and backward "
+    "pass with 32 to 256 channels, and in float32 both sides call the same ones.",
     "Not the same: nnU-Net has two logits a voxel and leaves the coarsest level out of the loss, runner has one logit "
     "and uses all levels; the augmentations differ as `AugmentConfig` says. Samples a second on two threads and with "
     "worker processes were not measured, because the machine was shared.",
@@ -167,7 +167,6 @@ def ours(
     work: Path,
     precision: Precision,
     channels_last: str = "on",
-    augment: AugmentConfig | None = None,
     seed: int = 0,
 ) -> Side:
     """Return preset nnunet with nnU-Net's network: loader, augmentation, losses and optimizer of a run."""
@@ -179,7 +178,6 @@ def ours(
     config.model.resenc.halvings = (len(size.features) - 1,) * 3
     config.data.patch, config.data.split, config.train.batch_size = (size.patch,) * 3, "none", BATCH
     config.cache.dir, config.train.channels_last = work / "cache", channels_last
-    config.augment = augment or config.augment
     setup = Setup(kind(config), config, "nnunet", scrolls, plugins)
     data = open_data(setup, lambda text: None)
     project = setup.project
@@ -277,8 +275,8 @@ def run(options: Options) -> Result:
         "`model.architecture resenc`, channels last unless it says off. On a processor with AMX bfloat16 is the "
         f"default, else float32; this one has {'it' if AMX else 'none'}. Both on one thread in one process, in turns "
         "of one batch. Measured is the "
-        "processor's time for a sample: it is what bounds samples a second however many worker processes overlap, and "
-        "other programs on the machine hardly change it.",
+        "processor's time for a sample: it bounds samples a second however many worker processes overlap. Other "
+        "programs on the machine change it too: ratios of two runs differed by up to a fifth.",
         tables=tables,
         aims=aims,
         remarks=REMARKS,

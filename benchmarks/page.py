@@ -9,6 +9,8 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
+from runner_core.base.text import counted
+
 from benchmarks import NAMES
 from benchmarks.harness import ROOT, Result, number, versions
 
@@ -63,7 +65,7 @@ def section(name: str, kept: Mapping[str, Any]) -> str:
     there, (before, after) = kept["machine"], kept["machine"]["load"]
     used = ", ".join(f"{package} {version}" for package, version in kept["versions"].items())
     measured = (
-        f"*Measured on {there['date']}: {there['cpu']}, {there['cores']} cores, {there['ram_gb']} GB, "
+        f"*Measured on {there['date']}: {there['cpu']}, {counted(there['cores'], 'core')}, {there['ram_gb']} GB, "
         f"GPU: {there['gpu']}; load {before} before, {after} after; Python {there['python']}, {used}.*"
     )
     parts.append(wrapped(measured))

@@ -27,6 +27,7 @@ CASES = {
     "vesuvius, warps, topology": [
         *["vesuvius", "--data.patch", "32", "32", "32", "--model.base", "4"],
         *["--augment.affine", "1", "--augment.elastic", "1", "--augment.blur", "1"],
+        *["--augment.noise-share", "1", "--augment.rotate90"],
         *["--loss.topology.weight", "0.1", "--loss.topology-every", "4", "--loss.topology-crop", "12"],
     ],
     "dinocell, streamed, two workers": [

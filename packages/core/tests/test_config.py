@@ -459,6 +459,13 @@ def test_a_run_that_is_older_than_a_setting_continues_if_it_is_at_its_default() 
         refuse_other_settings(saved | {"loss.dice": 2.0}, now, {"loss.dice": 1.0})
 
 
+def test_a_run_continues_in_the_type_in_which_it_began_however_it_is_asked_for() -> None:
+    began = {"precision.mode": "auto", "computing in": "float32"}
+    refuse_other_settings(began, {"computing in": "float32"})
+    with pytest.raises(BadInput, match=r"\(set precision\.mode to the run's\): 'float32' in the run, 'bfloat16' now"):
+        refuse_other_settings(began, {"computing in": "bfloat16"})
+
+
 def test_a_run_that_had_a_removed_setting_can_be_used_and_continued() -> None:
     saved = SettingsFile(Path("config.yaml"), {"loss": {"measure_every": 5, "dice": 2.0}})
     assert _without_removed(saved, WithLoss()).sections == {"loss": {"dice": 2.0}}

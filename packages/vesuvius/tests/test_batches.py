@@ -14,7 +14,9 @@ from runner_vesuvius.targets import prepare
 
 STATISTICS = {"mean": 100.0, "std": 40.0}
 SIZE = (12, 14, 14)
-PLAIN = AugmentConfig(brightness=0, contrast=0, gamma=0, noise=0, blur=0, affine=0, elastic=0)
+PLAIN = AugmentConfig(
+    rotate90=True, brightness=0, contrast=0, gamma=0, noise=0, blur=0, low_resolution=0, affine=0, elastic=0
+)
 
 
 def settings(*names: str, augment: AugmentConfig | None = None) -> ScrollConfig:

@@ -198,8 +198,9 @@ def test_the_mask_is_the_second_channel_and_moves_with_the_image(config) -> None
     out = on_device(batch, STATISTICS, config, None)["image"]
     assert out.shape == (1, 2, 16, 16, 16)
     assert torch.equal(out[:, 1] > 0, out[:, 0] * 40 + 100 > 101.5)  # the middle of 0.1 to 0.7: 0.4 · 255 = 102
-    plain = dict.fromkeys(("brightness", "contrast", "gamma", "noise", "blur", "affine", "elastic"), 0)
-    config.augment = AugmentConfig(**plain, first_threshold=(0.4, 0.4), first_dropout=0)
+    intensities = ("brightness", "contrast", "gamma", "noise", "blur", "low_resolution")
+    plain = dict.fromkeys((*intensities, "affine", "elastic"), 0)
+    config.augment = AugmentConfig(**plain, rotate90=True, first_threshold=(0.4, 0.4), first_dropout=0)
     turned = [on_device(batch, STATISTICS, config, torch.Generator().manual_seed(seed))["image"] for seed in range(3)]
     assert all(torch.equal(each[:, 1] > 0, each[:, 0] * 40 + 100 > 101.5) for each in turned)
     assert not all(torch.equal(each, out) for each in turned)

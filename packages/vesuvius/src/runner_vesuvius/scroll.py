@@ -412,7 +412,7 @@ def _refuse_files(place: Location) -> None:
     """Raise BadInput for a volume that is one file: it cannot be read chunk by chunk."""
     if isinstance(place, Path) and place.is_file():
         raise BadInput(
-            f"{place}: only zarr volumes are predicted chunk by chunk: write it as zarr, or leave out --chunked, "
+            f"{place}: only zarr volumes are predicted chunk by chunk: convert it to zarr, or leave out --chunked, "
             "--mask, --store and --ngff"
         )
 

@@ -119,7 +119,7 @@ _ended_peaks: set[int] = set()
 
 
 def count_peak(pid: int) -> None:
-    """Count the peak memory of a process that will end in a moment in `peak_host_memory`, if it has not ended yet.
+    """Remember the peak memory of a process that is about to end, for `peak_host_memory`.
 
     `getrusage` would say it later, but begins with the memory that this process had when it started the other.
     """

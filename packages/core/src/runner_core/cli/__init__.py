@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, _terminate)
     if sys.stderr is None:  # `2>&-`: nobody wants to read it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until this process ends
+        os.set_inheritable(sys.stderr.fileno(), True)  # else the first file that a child opens is its standard error
     if sys.stdout is None:  # the first file opened would become the standard output of libraries and processes
         _complain("the standard output is closed: leave it open, or use >/dev/null instead of >&-")
         return BadInput.exit_code

@@ -68,8 +68,8 @@ class Project:
     limits: ClassVar[str] = ""
     """What a network of this project is not for and was not tested on, in sentences: model cards say it."""
     bfloat16_on_cpu: ClassVar[bool] = False
-    """True if it was measured that the network is faster in bfloat16 on a CPU with AMX, and as good. There
-    `precision.mode auto` is bfloat16 then, as on GPUs."""
+    """True if the network was measured to be faster in bfloat16 on a CPU with AMX, and as good. `precision.mode auto`
+    is bfloat16 there, as on GPUs."""
     dataset: ClassVar[DataSet] = DataSet()
     """Versions of the cache and the phantom, the cropper, and which settings describe the data."""
     predict_options: Any = NoOptions()

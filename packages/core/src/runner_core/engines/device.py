@@ -99,13 +99,13 @@ def default_precision(project: Project, config: RunConfig, device: Device) -> Pr
     """Return the policy that `precision.mode` means on this device.
 
     auto takes bfloat16 on a GPU that has it, float16 with loss scaling on an older one, and float32 on a CPU, where
-    16-bit arithmetic is mostly slower; if the CPU has AMX and the project gains by it (`bfloat16_on_cpu`), bfloat16.
-    Raises BadInput if the device cannot compute in the requested mode.
+    16-bit arithmetic is mostly slower. On a CPU with AMX it takes bfloat16 if the project gains by it
+    (`bfloat16_on_cpu`). Raises BadInput if the device cannot compute in the requested mode.
     """
     mode = config.precision.mode
     if mode == "auto":
         if device.matrix_bfloat16 and project.bfloat16_on_cpu:
-            return Precision("bfloat16", reason="this CPU has AMX, with which this network is faster in it")
+            return Precision("bfloat16", reason="this CPU has AMX: this network is faster in bfloat16 there")
         return _automatic(device)
     missing = (mode == "tf32" and not device.tf32) or (
         mode == "bfloat16" and device.kind != "cpu" and not device.bfloat16

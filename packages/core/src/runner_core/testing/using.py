@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import SkipTest
 
@@ -68,13 +69,18 @@ def soft_output_can_be_combined(case: Case) -> None:
         assert len(first) == len(combining.classes), f"{len(first)} probabilities of {len(combining.classes)} classes"
         assert 0 <= first.min() <= first.max() <= (255 if first.dtype == np.uint8 else 1), "no probabilities"
     _assert_labels_fit(case, combining, cropped, first)
+    folder = case.folder / "map"
+    folder.mkdir()
     if combining.write_map is not None:
         values = (first[0] if combining.kind == "probabilities" else first).astype(np.float32)
-        folder = case.folder / "map"
-        folder.mkdir()
-        written = combining.write_map(cropped, values, folder / "map")
-        assert written, "write_map wrote nothing"
-        assert all(path.is_file() and folder in path.parents for path in written), f"write_map: {written}"
+        _assert_written("write_map", combining.write_map(cropped, values, folder / "map"), folder)
+    if combining.write_members is not None:
+        _assert_written("write_members", combining.write_members(cropped, [soft, kept], folder / "members"), folder)
+
+
+def _assert_written(name: str, written: Sequence[Path], folder: Path) -> None:
+    assert written, f"{name} wrote nothing"
+    assert all(path.is_file() and folder in path.parents for path in written), f"{name}: {written}"
 
 
 def views_lead_back(case: Case) -> None:

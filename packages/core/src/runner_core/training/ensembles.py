@@ -130,9 +130,10 @@ class Ensemble:
         return soft, spread.map(soft[name], self.combining.kind == "probabilities")
 
     def predict_with_spread(self, cropped: Cropped) -> tuple[Any, Callable[[Path], Sequence[Path]]]:
-        """Return the decision on the mean, and what writes how much the members disagree, given a path without ending.
+        """Return the decision on the mean, and a function that writes how much the members disagree.
 
-        It writes the project's map of `soft_and_spread`, and what else its facet says of the single outputs.
+        It takes a path without ending, and writes the project's map of `soft_and_spread`, and what else its facet says
+        of the single outputs.
         """
         write_map, write_members = self.combining.write_map, self.combining.write_members
         assert write_map is not None  # refuse_without_map

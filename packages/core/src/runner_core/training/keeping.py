@@ -53,9 +53,13 @@ FREE_SETTINGS = (
     "exchange.unused",
     "exchange.shard_devices",
     "exchange.features",
+    "precision.mode",  # what it comes to is compared: "computing in"
 )
 
-_NAMES = {"train.batch_size": "train.batch_size times train.devices"}
+_NAMES = {
+    "train.batch_size": "train.batch_size times train.devices",
+    "computing in": "computing in (set precision.mode to the run's)",
+}
 
 
 def fingerprint(config: RunConfig, data: Data, precision: str) -> dict[str, Json]:
@@ -87,7 +91,8 @@ def refuse_other_settings(
     A setting that came after the run was started may have its default: `defaults` holds those of all settings.
     """
     known = defaults or {}
-    gone = {*removed(now), *(name for name in now if name not in saved and name in known and now[name] == known[name])}
+    added = {name for name in now if name not in saved and name in known and now[name] == known[name]}
+    gone = {*removed(now), *FREE_SETTINGS, *added}
     changed = [
         f"  - {_NAMES.get(name, name)}: {_shown(saved, name)} in the run, {_shown(now, name)} now"
         for name in [*saved, *(n for n in now if n not in saved)]
