@@ -163,25 +163,26 @@ def intensity(image: Tensor, config: AugmentConfig, rng: torch.Generator, host: 
     def drawn(deviation: float) -> Tensor:
         return torch.randn((count, 1, 1, 1, 1), generator=rng, device=device) * deviation
 
-    def chosen(share: float) -> Tensor | float:
+    def some(share: float) -> Tensor | float:
         """Return 1 for this share of the patches and 0 for the others."""
-        return 1.0 if share == 1 else _some(count, share, host).to(device, non_blocking=True)
+        if share in (0, 1):
+            return float(share)
+        return (torch.rand((count, 1, 1, 1, 1), generator=rng, device=device) < share).float()
 
     if config.blur:
         _blur(image, config.blur, host)
     if config.low_resolution:
         _lower_resolution(image, config.low_resolution, host)
     if config.gamma:
-        exponent = torch.exp(drawn(config.gamma) * chosen(config.gamma_share))
-        inverted = _some(count, config.gamma_inverted, host).to(device) if config.gamma_inverted else None
-        image = _gamma(image, exponent, inverted)
+        exponent = torch.exp(drawn(config.gamma) * some(config.gamma_share))
+        image = _gamma(image, exponent, some(config.gamma_inverted))
     if config.contrast:
-        image *= torch.exp(drawn(config.contrast) * chosen(config.contrast_share))
+        image *= torch.exp(drawn(config.contrast) * some(config.contrast_share))
     if config.brightness:
-        image += drawn(config.brightness) * chosen(config.brightness_share)
+        image += drawn(config.brightness) * some(config.brightness_share)
     if config.noise:
         most = torch.rand((count, 1, 1, 1, 1), generator=rng, device=device) * config.noise
-        image += torch.randn(image.shape, generator=rng, device=device).mul_(most * chosen(config.noise_share))
+        image += torch.randn(image.shape, generator=rng, device=device).mul_(most * some(config.noise_share))
     return image
 
 
@@ -203,17 +204,12 @@ def masked(first: Tensor, config: AugmentConfig, host: torch.Generator | None) -
     return mask * kept[:, :, : size[0], : size[1], : size[2]]
 
 
-def _some(count: int, share: float, host: torch.Generator) -> Tensor:
-    """Return 1 for this share of `count` patches, and 0 for the others: (count, 1, 1, 1, 1)."""
-    return (torch.rand((count, 1, 1, 1, 1), generator=host) < share).float()
-
-
-def _gamma(image: Tensor, exponent: Tensor, inverted: Tensor | None) -> Tensor:
+def _gamma(image: Tensor, exponent: Tensor, inverted: Tensor | float) -> Tensor:
     """Raise each patch, scaled to 0 to 1, to its exponent; where `inverted` is 1, its negative instead. In place."""
     low, high = torch.aminmax(image.flatten(1), dim=1)
     low, span = (v[:, None, None, None, None] for v in (low, (high - low).clamp(min=1e-6)))
     unit = image.sub_(low).div_(span)
-    if inverted is None:
+    if isinstance(inverted, float) and inverted == 0:
         return unit.pow_(exponent).mul_(span).add_(low)
     sign = 1 - 2 * inverted
     unit = unit.mul_(sign).add_(inverted).pow_(exponent).mul_(sign).add_(inverted)
