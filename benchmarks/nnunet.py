@@ -274,9 +274,8 @@ def run(options: Options) -> Result:
         "SGD. nnU-Net: its trainer, loader (blosc2) and batchgeneratorsv2. runner: preset `nnunet` with "
         "`model.architecture resenc`, channels last unless it says off. On a processor with AMX bfloat16 is the "
         f"default, else float32; this one has {'it' if AMX else 'none'}. Both on one thread in one process, in turns "
-        "of one batch. Measured is the "
-        "processor's time for a sample: it bounds samples a second however many worker processes overlap. Other "
-        "programs on the machine change it too: ratios of two runs differed by up to a fifth.",
+        "of one batch. Measured is the processor's time for a sample: it bounds samples a second however many worker "
+        "processes overlap. Other programs on the machine change it too: ratios of two runs differed by up to a fifth.",
         tables=tables,
         aims=aims,
         remarks=REMARKS,

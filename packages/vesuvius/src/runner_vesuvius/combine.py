@@ -72,7 +72,7 @@ def combining(project: Scans) -> Combining:
             *quarter_turns(dict.fromkeys(seen, (1, 2)), {"surface": (2, 3)}),
         ),
         calls=partial(_calls, project),
-        in_blocks=InBlocks(partial(_too_large, project), partial(_in_blocks, project)),
+        in_blocks=InBlocks(partial(_wanted, project), partial(_in_blocks, project)),
         choices=CHOICES,
     )
 
@@ -103,7 +103,7 @@ def _windows(project: Scans) -> tuple[Sequence[int], float, int]:
     return config.data.patch, config.predict.overlap, config.validate.batch_size or config.train.batch_size
 
 
-def _too_large(project: Scans, record: AnyRecord) -> bool:
+def _wanted(project: Scans, record: AnyRecord) -> bool:
     """Return whether a volume is predicted chunk by chunk. Raises BadInput if a submission of tifs is asked for."""
     found = _in_chunks(project, record)
     if found and project.predict_options.zip:
