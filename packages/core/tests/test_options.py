@@ -43,6 +43,7 @@ def test_a_value_for_it_is_refused_with_what_to_write(words: list[str]) -> None:
     [
         (["--train.devices", "two"], r"^--devices \(or --train\.devices\) takes a whole number, not 'two'$"),
         (["--train.learning_rate=high"], r"^--lr \(or --train\.learning-rate\) takes a number, not 'high'$"),
+        ([f"--{'a' * 100_000}=1"], rf"^there is no option --{'a' * 98}…$"),
         (["--train.steps-per-epoch", "1.5"], r"^--train\.steps-per-epoch takes a whole number, not '1\.5'$"),
     ],
 )

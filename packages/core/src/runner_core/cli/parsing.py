@@ -34,6 +34,8 @@ ALIASES = {
     "--precision": "--precision.mode",
 }
 """Usual words for common settings."""
+LONGEST_FLAG = 100
+"""Characters of a flag, above those of any setting."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def parse(
     nested = {"settings": settings} if extra is None else {"extra": extra, "settings": settings}
     flags = (word.removeprefix("--").partition("=")[0].replace("-", "_") for word in arguments if word[:2] == "--")
     refuse_removed(settings, flags)
+    _refuse_long_flags(arguments)
     for value in nested.values():
         _refuse_values(value, arguments)
     _refuse_words((kind, *map(type, nested.values())), arguments)
@@ -155,6 +158,13 @@ def _suggest_aliases(arguments: Sequence[str], own: Iterable[str]) -> None:
         unknown = flag.startswith("--") and "." not in flag and flag[2:].replace("-", "_") not in own
         if unknown and (hint := did_you_mean(flag, ALIASES)):
             print(f"there is no option {flag}{hint}", file=sys.stderr)
+
+
+def _refuse_long_flags(arguments: Sequence[str]) -> None:
+    """Raise BadInput for a flag that no option can have: tyro would compare it with every known one for seconds."""
+    for word in arguments:
+        if word.startswith("--") and len(word.partition("=")[0]) > LONGEST_FLAG:
+            raise BadInput(f"there is no option {word[:LONGEST_FLAG]}…")
 
 
 def _refuse_values(settings: Any, arguments: Sequence[str]) -> None:
