@@ -28,7 +28,11 @@ KEPT = AXIS.wavenumbers
 PLACE = Place(MEASURED, AXIS, "phantom")
 SHOWN = 15_000
 """Annotated pixels of each side in the logistic regression."""
+STEP = 8
+"""The coarser axis of `data.step` (cm⁻¹), in place of 2.1."""
 Change = Callable[[np.ndarray], np.ndarray]
+Core = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Spectra (H, W, L), tissue and labels."""
 
 
 def vapour() -> Spectra:
@@ -89,9 +93,14 @@ def noise(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return pixels + rng.normal(0, 0.05, pixels.shape).astype(np.float32)
 
 
+def between_cores(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One broad bell, as much of it in every pixel of a core."""
+    return pixels + np.float32(rng.normal(0, 0.3)) * np.exp(-(((KEPT - 1080) / 60) ** 2) / 2).astype(np.float32)
+
+
 FAULTS: Mapping[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
     "polynomial and factor": effects, "Mie scattering": scattering, "vapour lines": lines, "spikes": spikes,
-    "noise": noise,
+    "noise": noise, "a shape between cores": between_cores,
 }  # fmt: skip
 
 
@@ -104,23 +113,44 @@ def steps(name: str, **changed: Any) -> Change:
     return lambda pixels: pipeline.on_pixels(pixels, PLACE)
 
 
-def fitted(name: str, training: list[tuple[np.ndarray, np.ndarray]]) -> Change:
-    """A step that is fitted to the training cores: spectra (H, W, L) and tissue."""
-    if name == "emsc":
-        operation = emsc.model(np.concatenate([spectra[mask] for spectra, mask in training]).mean(0), KEPT, 2)
+def fitted(name: str, training: list[Core]) -> Change:
+    """A step that is fitted to the training cores."""
+    if name.startswith("emsc"):
+        reference = np.concatenate([spectra[mask] for spectra, mask, _ in training]).mean(0)
+        operation = emsc.model(reference, KEPT, 2)
+        if name == REPLICATES:
+            means = [
+                (int(label), spectra[labels == label].mean(0))
+                for spectra, _, labels in training
+                for label in np.unique(labels[labels > 0])
+                if (labels == label).sum() >= emsc.LEAST
+            ]
+            operation = emsc.model(reference, KEPT, 2, [emsc.replicate_shapes(means, operation, 1)])
     else:
-        operation = (denoise.pca if name == "pca" else denoise.mnf)(lambda: training, len(KEPT), 20)
+        tissue = [(spectra, mask) for spectra, mask, _ in training]
+        operation = (denoise.pca if name == "pca" else denoise.mnf)(lambda: tissue, len(KEPT), 20)
     return lambda pixels: np.asarray(applied(pixels, [operation]))
 
 
+def coarser(means: bool) -> Change:
+    """`data.step`, or the nearest wavenumbers instead of means."""
+    axis = plan(KEPT, SpectraConfig(step=STEP), "phantom")
+    nearest = np.abs(KEPT[:, None] - axis.wavenumbers).argmin(0)
+    return lambda pixels: on_axis(pixels, axis) if means else pixels[:, nearest]
+
+
 SIMPLE = ("spikes", "atmosphere", "rubberband", "asls", "polynomial", "savgol", "snv", "vector", "area", "amide1")
+REPLICATES = "emsc, replicates 1"
+COARSER = {f"means, data.step {STEP}": True, f"samples {STEP} cm⁻¹ apart": False}
 REPAIRS: Mapping[str, tuple[str, ...]] = {
-    "polynomial and factor": ("emsc",), "Mie scattering": ("emsc", "rmies, 1 round", "rmies, 3 rounds"),
-    "vapour lines": ("atmosphere",), "spikes": ("spikes",), "noise": ("pca", "mnf"),
+    "polynomial and factor": ("emsc", "polynomial", "rubberband", "asls"),
+    "Mie scattering": ("emsc", "rmies, 1 round", "rmies, 3 rounds"),
+    "vapour lines": ("atmosphere",), "spikes": ("spikes",), "noise": ("pca", "mnf", *COARSER),
+    "a shape between cores": ("emsc", REPLICATES),
 }  # fmt: skip
 
 
-def ways(training: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Change]:
+def ways(training: list[Core]) -> dict[str, Change]:
     rounds = {f"rmies, {n} round{'s' * (n > 1)}": steps("rmies", mie_iterations=n) for n in (1, 3)}
     return {name: steps(name) for name in SIMPLE} | rounds | {n: fitted(n, training) for n in ("emsc", "pca", "mnf")}
 
@@ -172,8 +202,8 @@ def normalised(change: Change) -> Change:
 
 def run(options: Options) -> Result:
     data = cores(options.quick)
-    training = [(spectra, mask) for patient, spectra, mask, _ in data if patient not in ("P03", "P05", "P10")]
-    pixels = np.concatenate([spectra[mask] for spectra, mask in training])[: 512 if options.quick else 4096]
+    training = [core for patient, *core in data if patient not in ("P03", "P05", "P10")]
+    pixels = np.concatenate([spectra[mask] for spectra, mask, _ in training])[: 512 if options.quick else 4096]
     table = speeds(pixels, ways(training), options.quick)
     clean = score(data, normalised(lambda own: own))
     rows: list[list[Any]] = []
@@ -184,8 +214,9 @@ def run(options: Options) -> Result:
             seen = spectra.copy()
             seen[mask] = plant(spectra[mask], rng)
             planted.append((patient, seen, mask, labels))
-        changes = ways([(s, m) for p, s, m, _ in planted if p not in ("P03", "P05", "P10")])
-        changes["nothing"] = lambda own: own
+        seen = [core for patient, *core in planted if patient not in ("P03", "P05", "P10")]
+        changes = ways(seen) | {name: coarser(means) for name, means in COARSER.items()}
+        changes |= {REPLICATES: fitted(REPLICATES, seen), "nothing": lambda own: own}
         kept = [np.concatenate([s[m] for _, s, m, _ in both])[::20] for both in (data, planted)]
         whole = left(normalised(changes["nothing"]), *kept)
         for name in ("nothing", *REPAIRS[fault]):

@@ -185,6 +185,7 @@ from runner_core.data.stream.bad import Unreachable as Unreachable
 from runner_core.data.stream.client import remote_client as remote_client
 from runner_core.data.stream.lru import Lru as Lru
 from runner_core.data.table import tabled as tabled
+from runner_core.engines.device import cpu_name as cpu_name
 from runner_core.engines.keras.metrics import KerasFunctionMetric as KerasFunctionMetric
 from runner_core.engines.torch import ranks as ranks
 from runner_core.engines.torch.engine import export_standalone as export_standalone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from runner_core import Arrays, BadInput, ExportJob, FrameworkFormat, Infer
+from runner_core import Arrays, BadInput, ExportJob, FrameworkFormat, Infer, cpu_name
 
 from runner_export.beside import write_beside
 from runner_export.latency import latencies
@@ -207,7 +206,7 @@ def _speed(
         "milliseconds": found,
         "input": ", ".join(f"{name} {_text(array.shape)}" for name, array in example.items()),
         "threads": threads,
-        "processor": _processor(),
+        "processor": cpu_name(),
     }
     versions = {name: version(name) for name in packages if find_spec(name)}
     return {"latency": speed, "bytes": dict(sizes), "versions": versions}
@@ -219,12 +218,3 @@ def _bytes(file: Path) -> int:
 
 def _text(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
