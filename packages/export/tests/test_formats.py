@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -284,6 +285,17 @@ def test_a_script_goes_on_after_a_file_that_it_refuses_and_writes_over_none(
     assert refused_file in capsys.readouterr().err
     assert (tmp_path / "a/1").read_text() == "5"
     assert (tmp_path / "a/new").exists(), "the other one is predicted"
+    (tmp_path / "full").mkdir()
+
+    def full(path: Path, number: int) -> str:
+        path.write_text(str(number))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    options = script.parser.parse_args([str(tmp_path / "b/3"), f"--out={tmp_path / 'full'}"])
+    assert script.run(options, lambda path: path.name, found, full) == 2
+    reason = "not written (No space left on device); make room, or name another --out\n"
+    assert capsys.readouterr().err == f"{tmp_path / 'full/3'}: {reason}"
+    assert not (tmp_path / "full/3").exists()
 
 
 def test_openvino_reports_to_nobody(tmp_path: Path) -> None:

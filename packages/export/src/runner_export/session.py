@@ -180,7 +180,8 @@ class Script:
 
         `name` names the result of a file; `predict` gets a file, the network beside this module, and predict.json;
         `write` gets the result's path and what was found, and returns what the screen says of it. A file that `predict`
-        refuses with ValueError, or that cannot be read, is named on the standard error, and the others are predicted.
+        refuses with ValueError, or that cannot be read, is named on the standard error, and the others are predicted. A
+        result that cannot be written ends the work, and nothing of it stays.
         """
         targets = [options.out / name(path) for path in options.files]
         if len({*targets}) < len(targets):
@@ -211,5 +212,14 @@ class Script:
                     reason = f"{error.filename}: {error.strerror}; check the path, and that it can be read"
                 print(f"not {self.done}: {reason}", file=sys.stderr)
                 continue
-            print(f"{target}: {write(target, found)}")
+            try:
+                said = write(target, found)
+            except OSError as error:  # the next file would meet the same full disk
+                target.unlink(missing_ok=True)
+                print(
+                    f"{target}: not written ({error.strerror or error}); make room, or name another --out",
+                    file=sys.stderr,
+                )
+                return 2
+            print(f"{target}: {said}")
         return 2 if failed else 0
