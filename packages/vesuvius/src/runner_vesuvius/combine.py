@@ -34,7 +34,7 @@ CHOICES = {
     "predict.along_sheets": (0.0, 2.5, 3.5, 5.0),
     "predict.thickness": (0.0, 2.5, 3.0, 3.4, 3.8),
     "predict.mend_faults": (0.0, 0.7),
-    "predict.threshold": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
+    "predict.threshold": (0.2, 0.3, 0.4, 0.5, 0.55, 0.6, 0.7, 0.8),
     "predict.seed_threshold": (0.5, 0.6, 0.7, 0.8, 0.9, 0.95),
     "predict.min_size": (0, 100, 300, 1000, 3000, 10_000, 30_000),
     "predict.fill_holes": (0, 100, 1000, 10_000),
