@@ -321,7 +321,7 @@ def test_a_scroll_on_both_sides_is_refused(runner: Runner, scrolls: Path, tmp_pa
         refused(runner, scrolls, tmp_path, "1 group would be in two splits (A)", command, "--data.split", leaking)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_killed_while_targets_are_made(scrolls: Path, tmp_path: Path) -> None:
     """Half a cache counts as none: the next start makes it whole, and learns the same from it."""
     for seed in range(20, 32):
