@@ -26,6 +26,8 @@ MEASURED = np.linspace(900, 1800, 425)
 AXIS = plan(MEASURED, SpectraConfig(), "phantom")
 KEPT = AXIS.wavenumbers
 PLACE = Place(MEASURED, AXIS, "phantom")
+HELD_OUT = ("P03", "P05", "P10")
+"""Patients that nothing is fitted to."""
 SHOWN = 15_000
 """Annotated pixels of each side in the logistic regression."""
 STEP = 8
@@ -119,12 +121,7 @@ def fitted(name: str, training: list[Core]) -> Change:
         reference = np.concatenate([spectra[mask] for spectra, mask, _ in training]).mean(0)
         operation = emsc.model(reference, KEPT, 2)
         if name == REPLICATES:
-            means = [
-                (int(label), spectra[labels == label].mean(0))
-                for spectra, _, labels in training
-                for label in np.unique(labels[labels > 0])
-                if (labels == label).sum() >= emsc.LEAST
-            ]
+            means = emsc.class_means((labels, spectra) for spectra, _, labels in training)
             operation = emsc.model(reference, KEPT, 2, [emsc.replicate_shapes(means, operation, 1)])
     else:
         tissue = [(spectra, mask) for spectra, mask, _ in training]
@@ -174,7 +171,7 @@ def speeds(pixels: np.ndarray, changes: Mapping[str, Change], quick: bool) -> Ta
 
 def score(data: list[tuple[str, np.ndarray, np.ndarray, np.ndarray]], change: Change) -> float:
     """mIoU of the logistic regression on annotated pixels of patients that it was not fitted to."""
-    held_out = {"P03", "P05", "P10"} if len({patient for patient, *_ in data}) > 5 else {data[-1][0]}
+    held_out = {*HELD_OUT} if len({patient for patient, *_ in data}) > 5 else {data[-1][0]}
     sides: dict[bool, tuple[list[np.ndarray], list[np.ndarray]]] = {True: ([], []), False: ([], [])}
     for patient, spectra, _, labels in data:
         spectra_of, labels_of = sides[patient in held_out]
@@ -202,7 +199,7 @@ def normalised(change: Change) -> Change:
 
 def run(options: Options) -> Result:
     data = cores(options.quick)
-    training = [core for patient, *core in data if patient not in ("P03", "P05", "P10")]
+    training = [core for patient, *core in data if patient not in HELD_OUT]
     pixels = np.concatenate([spectra[mask] for spectra, mask, _ in training])[: 512 if options.quick else 4096]
     table = speeds(pixels, ways(training), options.quick)
     clean = score(data, normalised(lambda own: own))
@@ -214,7 +211,7 @@ def run(options: Options) -> Result:
             seen = spectra.copy()
             seen[mask] = plant(spectra[mask], rng)
             planted.append((patient, seen, mask, labels))
-        seen = [core for patient, *core in planted if patient not in ("P03", "P05", "P10")]
+        seen = [core for patient, *core in planted if patient not in HELD_OUT]
         changes = ways(seen) | {name: coarser(means) for name, means in COARSER.items()}
         changes |= {REPLICATES: fitted(REPLICATES, seen), "nothing": lambda own: own}
         kept = [np.concatenate([s[m] for _, s, m, _ in both])[::20] for both in (data, planted)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,17 @@ def model(reference: Array, wavenumbers: Array, degree: int, further: Iterable[A
     shapes = np.concatenate([np.polynomial.legendre.legvander(place, degree).T, *further])
     solve = np.linalg.pinv(np.concatenate([reference[None], shapes])).astype(np.float64)
     return "emsc", {"solve": solve, "shapes": shapes}
+
+
+def class_means(cores: Iterable[tuple[Array, Array]]) -> Iterator[tuple[int, Array]]:
+    """Yield (label, mean spectrum (L,)) of each class of each core that has enough pixels.
+
+    A core is its labels (H, W), 0 where nobody annotated, and its spectra (H, W, L).
+    """
+    for labels, spectra in cores:
+        counts = np.bincount(labels.ravel())
+        for label in np.flatnonzero(counts[1:] >= LEAST) + 1:
+            yield int(label), spectra[labels == label].mean(0, dtype=np.float64)
 
 
 def replicate_shapes(means: Iterable[tuple[int, Array]], basic: Operation, count: int) -> Array:

@@ -18,7 +18,6 @@ from runner_core import BadInput, Json, PreparedStore, Store, plain
 from runner_ssmunet.axis import plan, savgol
 from runner_ssmunet.bands import AMIDE1, Axis, amide1_weights
 from runner_ssmunet.config import FILES, USES, PreprocessConfig, SpectraConfig, is_fitted
-from runner_ssmunet.labels import LABELS
 from runner_ssmunet.preprocess import no_amide1, rubberband
 from runner_ssmunet.statistics import Moments
 from runner_ssmunet.steps import baselines, denoise, emsc, mie, spectrafile
@@ -177,7 +176,7 @@ class Pipeline:
         basic = self._emsc(reference, place)
         if not replicates:
             return basic
-        shapes = emsc.replicate_shapes(_class_means(store, training), basic, replicates)
+        shapes = emsc.replicate_shapes(emsc.class_means(_annotated(store, training)), basic, replicates)
         return self._emsc(reference, place, [shapes])
 
 
@@ -299,14 +298,11 @@ def _mean(cores: Iterable[tuple[Array, Array]], channels: int) -> Array:
     return moments.mean
 
 
-def _class_means(store: Store, training: Sequence[int]) -> Iterator[tuple[int, Array]]:
-    """Yield (label, mean spectrum (L,)) of each class of each training core with enough annotated tissue pixels."""
+def _annotated(store: Store, training: Sequence[int]) -> Iterator[tuple[Array, Array]]:
+    """Yield labels (H, W), 0 outside the tissue, and spectra (H, W, L) of each training core."""
     for record in training:
         labels = store.arrays["label"].read(record) * (store.arrays["tissue"].read(record) > 0)
-        counts = np.bincount(labels.ravel(), minlength=LABELS)
-        spectra = store.arrays["spectra"].read(record)
-        for label in np.flatnonzero(counts[1:] >= emsc.LEAST) + 1:
-            yield int(label), spectra[labels == label].mean(0, dtype=np.float64)
+        yield labels, store.arrays["spectra"].read(record)
 
 
 def _atmosphere(vapour: Array, axis: Axis, name: str) -> Operation:
