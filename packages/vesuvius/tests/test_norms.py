@@ -60,7 +60,7 @@ def test_short_tensors_are_rounded_once_and_kept_as_they_came(dtype: torch.dtype
     found = torch.autograd.grad(found, (x, weight, bias), above)
     wanted = torch.autograd.grad(wanted, (wide, weight, bias), above.float())
     torch.testing.assert_close(found[0], wanted[0].to(dtype), rtol=4 * torch.finfo(dtype).eps, atol=1e-5)
-    torch.testing.assert_close(found[1:], wanted[1:])
+    torch.testing.assert_close(found[1:], wanted[1:], rtol=1e-5, atol=1e-4)  # sums of 120 products of up to 6
 
 
 @pytest.mark.parametrize(
