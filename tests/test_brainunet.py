@@ -20,7 +20,7 @@ def summary_of(run: Path) -> dict:
     return json.loads((run / "summary.json").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.timeout(1500)
 def test_the_demo_learns_to_strip_skulls(runner: Runner, tmp_path: Path) -> None:
     """The README's first command: the phantom, preset demo."""

@@ -90,7 +90,7 @@ def refused(runner: Runner, folder: Path, *words: str | Path) -> str:
 # ---------------------------------------------------------------- from images to embeddings
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.timeout(1500)
 def test_the_demo_learns_what_pixels_do_not_say(runner: Runner, tmp_path: Path) -> None:
     """The README's command: the treatment is found on plates that pretraining never saw, and neither by the network

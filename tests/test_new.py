@@ -41,13 +41,10 @@ def installed(framework: str, tmp_path: Path, task: str) -> tuple[Path, Callable
     return folder, do
 
 
+@pytest.mark.weekly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "framework, task, score",
-    [
-        pytest.param("torch", "classification", "accuracy", marks=pytest.mark.slow),
-        pytest.param("keras", "regression", "error", marks=pytest.mark.weekly),
-    ],
+    "framework, task, score", [("torch", "classification", "accuracy"), ("keras", "regression", "error")]
 )
 def test_a_project_for_whole_images_trains_on_a_folder_with_a_table(
     framework: str, task: str, score: str, tmp_path: Path

@@ -22,7 +22,7 @@ def summary_of(run: Path) -> dict:
     return json.loads((run / "summary.json").read_text())
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.timeout(1500)
 def test_the_demo_learns_doses(runner: Runner, tmp_path: Path) -> None:
     run = tmp_path / "run"

@@ -86,7 +86,7 @@ def refused(runner: Runner, data: Path, folder: Path, said: str, command: str, *
     return everything
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.timeout(1500)
 def test_the_demo_finds_sheets_of_an_unseen_scroll(runner: Runner, cache_home: Path, tmp_path: Path) -> None:
     """The README's command: the phantom, preset demo. Then a volume of the scroll that it has never seen."""

@@ -158,7 +158,7 @@ PATIENT = ["--train.patience-seconds", "5"]
 @pytest.mark.parametrize(
     ("sent", "number", "code"),
     [
-        pytest.param(signal.SIGSTOP, 1, 75, id="stopped"),
+        pytest.param(signal.SIGSTOP, 1, 75, id="stopped", marks=pytest.mark.weekly),
         pytest.param(signal.SIGSTOP, 0, 75, id="the first stopped"),
         pytest.param(signal.SIGKILL, 0, 137, id="the first killed"),
     ],

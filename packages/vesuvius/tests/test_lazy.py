@@ -272,7 +272,7 @@ def test_check_says_what_it_read_and_what_it_left_out(root, large, config, tmp_p
         project.decode(Record("a_0", "a", {"image": records[0].files["image"]}))
 
 
-@pytest.mark.slow  # a minute, most of it waiting for one chunk after the other
+@pytest.mark.weekly  # a minute, most of it waiting for one chunk after the other
 def test_volumes_at_urls_are_those_of_the_folder(root, large, open_store, serve, tmp_path, monkeypatch) -> None:
     pytest.importorskip("obstore")
     address = serve(root)
