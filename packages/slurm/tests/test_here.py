@@ -13,6 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 
 from real_slurm import LONG, QUICK, Runner, events, steps, wait
+from runner_slurm import jobs, scheduler
+from runner_slurm.submission import Member, Submission
 
 HERE = ("--slurm.executor", "local")
 
@@ -42,6 +44,28 @@ def test_an_array_runs_one_after_another_and_is_compared(runner: Runner, tmp_pat
     assert "comparison: " in runner("toy", "jobs", "sub").stdout
     configured = (tmp_path / "sub" / "seed=1" / "config.yaml").read_text()
     assert "slurm" not in configured
+
+
+def test_waiting_lasts_until_the_runs_of_an_array_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Member("seed=1", [], settings={"train.seed": "1"}, job="5")
+    submission = Submission(tmp_path, "toy", "train", scheduler.LOCAL, 0, [member])
+    submission.say(member, "ended", 0)
+    submission.comparison.mkdir()
+    looks = []
+
+    def lives(submission: Submission, job: str) -> bool:
+        looks.append(job)
+        if len(looks) == 3:
+            submission.compared.touch()
+        return True
+
+    monkeypatch.setattr(scheduler, "_lives_here", lives)
+    monkeypatch.setitem(jobs._LOOK, scheduler.LOCAL, 0)
+    jobs.wait_for(submission)
+    assert looks == ["5"] * 3
+    submission.compared.unlink()
+    monkeypatch.setattr(scheduler, "_lives_here", lambda submission, job: False)
+    jobs.wait_for(submission)  # the job was killed while it compared
 
 
 @pytest.mark.slow

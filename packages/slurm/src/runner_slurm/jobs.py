@@ -49,8 +49,8 @@ def jobs(project: str, parser: argparse.ArgumentParser, words: Sequence[str]) ->
 
 
 def wait_for(submission: Submission) -> None:
-    """Return once no job can go on."""
-    while any(state.split()[0] in scheduler.WAITING for state in scheduler.states(submission).values()):
+    """Return once no job can go on, and an array's runs are compared."""
+    while scheduler.at_work(submission):
         time.sleep(_LOOK[submission.executor])
 
 
@@ -77,9 +77,9 @@ def print_table(submission: Submission) -> int:
         rows.append((member.name, member.job, states[member.name], str(starts or ""), result_of(submission, member)))
     print(*aligned(rows), sep="\n")
     print(f"folder: {submission.path}; logs: runner {submission.project} jobs {shell_word(submission.path)} --log all")
-    if (report := submission.comparison / "report.html").is_file():
-        print(f"comparison: {report}")
-    bad = [state for state in states.values() if state != "done" and state.split()[0] not in scheduler.WAITING]
+    if submission.compared.is_file():
+        print(f"comparison: {submission.compared}")
+    bad = [state for state in states.values() if state != "done" and not scheduler.waits(state)]
     return 3 if bad else 0
 
 

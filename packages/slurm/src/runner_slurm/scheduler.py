@@ -144,8 +144,7 @@ def states(submission: Submission) -> dict[str, str]:
     """Return the state of each member in one word or two, by name; gone: nobody knows how its job ended."""
     known = {member.name: submission.state(member) for member in submission.members}
     open_jobs = [member for member in submission.members if not known[member.name].ended and member.job]
-    ask = _here if submission.executor == LOCAL else _at_slurm
-    asked = ask(submission, open_jobs) if open_jobs else {}
+    asked = _asked(submission, open_jobs) if open_jobs else {}
     found = {}
     for member in submission.members:
         state = known[member.name]
@@ -159,8 +158,27 @@ def states(submission: Submission) -> dict[str, str]:
 
 
 _ENDS = {0: "done", 2: "refused", 3: "unhealthy", 75: "process lost", 138: "stopped", 140: "stopped", 143: "stopped"}
-WAITING = ("pending", "running", "requeued", "completing", "configuring", "suspended", "preempted")
+_WAITING = ("pending", "running", "requeued", "completing", "configuring", "suspended", "preempted")
 """First words of the states in which a member may still go on."""
+
+
+def waits(state: str) -> bool:
+    """Return whether a member in this state may still go on."""
+    return state.split(maxsplit=1)[0] in _WAITING
+
+
+def at_work(submission: Submission) -> bool:
+    """Return whether a member may still go on, or the job that ended last has yet to compare the runs of an array."""
+    if any(map(waits, states(submission).values())):
+        return True
+    if not submission.comparable or submission.compared.is_file():
+        return False
+    return any(map(waits, _asked(submission, submission.members).values()))
+
+
+def _asked(submission: Submission, members: Sequence[Member]) -> dict[str, str]:
+    """Return the states of the jobs of these members, by the members' names; what nobody knows is left out."""
+    return (_here if submission.executor == LOCAL else _at_slurm)(submission, members)
 
 
 def _here(submission: Submission, members: Sequence[Member]) -> dict[str, str]:

@@ -107,6 +107,11 @@ class Submission:
     def comparison(self) -> Path:
         return self.path / "comparison"
 
+    @property
+    def compared(self) -> Path:
+        """Page that is there once an array's runs are compared."""
+        return self.comparison / "report.html"
+
     def member(self, name: str) -> Member:
         for member in self.members:
             if member.name == name:
@@ -138,6 +143,12 @@ class Submission:
         if not events:
             return State()
         return State(sum(one["event"] == "start" for one in events), events[-1]["event"], events[-1]["code"])
+
+    @property
+    def comparable(self) -> bool:
+        """True for an array whose members have all ended well: the job that ends last compares their runs."""
+        states = map(self.state, self.members)
+        return bool(self.members[0].settings) and all(state.ended and state.code == 0 for state in states)
 
     @property
     def _cancelled(self) -> Path:

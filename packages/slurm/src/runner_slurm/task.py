@@ -121,8 +121,7 @@ def _requeued() -> bool:
 
 def _conclude(submission: Submission) -> None:
     """Compare the runs of an array, in the job that ends last."""
-    states = [submission.state(member) for member in submission.members]
-    if not all(state.ended and state.code == 0 for state in states) or not submission.members[0].settings:
+    if not submission.comparable:
         return
     with suppress(FileExistsError):
         submission.comparison.mkdir()
